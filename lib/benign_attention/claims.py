@@ -1,0 +1,101 @@
+"""Claims and their computed verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from benign_attention import paths
+from benign_attention.records import Metric
+
+Outcome = Literal["supported", "supported in part", "refuted", "inconclusive", "not run"]
+
+
+class Region(BaseModel):
+    """An open interval of the real line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    above: float = -float("inf")
+    below: float = float("inf")
+
+    def contains(self, metric: Metric) -> bool:
+        return self.above < metric.low and metric.high < self.below
+
+
+class Condition(BaseModel):
+    """A metric, and where its whole interval must lie."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    metric: str
+    supported: Region
+    refuted: Region
+    where: str = ""
+
+    def verdict(self, metrics: dict[str, Metric]) -> Outcome:
+        metric = metrics.get(self.metric)
+        if metric is None:
+            return "not run"
+        if metric.low is None or metric.high is None:
+            return "inconclusive"
+        if self.supported.contains(metric):
+            return "supported"
+        return "refuted" if self.refuted.contains(metric) else "inconclusive"
+
+
+class Control(BaseModel):
+    """A change of parameters under which the claim should no longer be supported."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    change: dict
+    expect: Literal["not supported"] = "not supported"
+
+
+class Claim(Condition):
+    """One statement of a paper (or a question of ours), tied to a metric before it is measured.
+
+    `also` holds the same statement elsewhere: when the main condition is supported and one of
+    these is not, the verdict is *supported in part* and names that place.
+    """
+
+    id: str
+    paper: str
+    place: str
+    says: str
+    why: str = Field(description="the reason from theory for the regions")
+    chapter: str
+    also: list[Condition] = []
+    controls: list[Control] = []
+    expected: dict[str, str] = Field({}, alias="verdict", description="committed verdict, by scale")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a claim on a set of metrics; `detail` says which numbers decided."""
+
+    claim: Claim
+    outcome: Outcome
+    detail: str
+
+
+def load_claims(chapter: str | None = None, path: Path = paths.CLAIMS) -> list[Claim]:
+    """The claims of the book, or of one chapter, in the order of `book/claims.yml`."""
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    claims = [Claim(**entry) for entry in entries]
+    return [claim for claim in claims if chapter in (None, claim.chapter)]
+
+
+def judge(claim: Claim, metrics: dict[str, Metric]) -> Verdict:
+    """Supported if the whole interval lies in the supported region, refuted if it lies in the
+    refuted one, else inconclusive; supported in part when it holds here and not elsewhere."""
+    outcome = claim.verdict(metrics)
+    detail = [f"{claim.metric} = {metrics[claim.metric]}" if claim.metric in metrics else f"{claim.metric} not measured"]
+    for condition in claim.also:
+        there = condition.verdict(metrics)
+        detail.append(f"{condition.where}: {there} ({condition.metric} = {metrics.get(condition.metric, 'not measured')})")
+        if outcome == "supported" and there != "supported":
+            outcome = "supported in part"
+    return Verdict(claim, outcome, "; ".join(detail))

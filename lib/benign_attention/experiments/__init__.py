@@ -1,0 +1,11 @@
+"""What each chapter measures, one module a chapter: `Params`, `measure(params)`, `explore(params)`."""
+
+from importlib import import_module
+from types import ModuleType
+
+CHAPTERS = ("data_model", "two_step_gd", "real_images")
+
+
+def load(chapter: str) -> ModuleType:
+    """The module that measures `chapter`; imported on demand, so that torch is only loaded where it is needed."""
+    return import_module(f"benign_attention.experiments.{chapter}")

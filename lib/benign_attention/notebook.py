@@ -1,0 +1,63 @@
+"""What a chapter shows around its figures: verdict box, computed sentences, record."""
+
+from __future__ import annotations
+
+from html import escape
+
+from IPython.display import DisplayHandle, display
+
+from benign_attention.claims import Verdict, judge, load_claims
+from benign_attention.parameters import ChapterParams
+from benign_attention.records import MIME, Metric, Record, make_record
+
+
+def say(markdown: str) -> None:
+    """Show a computed sentence as prose."""
+    display({"text/markdown": markdown, "text/plain": markdown}, raw=True)
+
+
+class VerdictBox:
+    """The box at the top of a chapter; shown empty at once, filled by the last cell."""
+
+    def __init__(self, chapter: str):
+        self.chapter = chapter
+        self._handle = DisplayHandle()
+        self._handle.display(self._bundle([judge(c, {}) for c in load_claims(chapter)]), raw=True)
+
+    def conclude(self, params: ChapterParams, metrics: dict[str, Metric]) -> Record:
+        """Judge the chapter's claims, fill the box, show the record and write it where asked."""
+        verdicts = [judge(claim, metrics) for claim in load_claims(self.chapter)]
+        record = make_record(self.chapter, params, metrics)
+        self._handle.update(self._bundle(verdicts), raw=True)
+        display({MIME: record.as_json(), "text/html": _provenance_html(record), "text/plain": repr(record)}, raw=True)
+        return record
+
+    @staticmethod
+    def _bundle(verdicts: list[Verdict]) -> dict:
+        rows = "".join(
+            f'<tr class="verdict-{v.outcome.replace(" ", "-")}"><td>{escape(v.claim.id)}</td>'
+            f'<td>{escape(v.claim.says)}<div class="verdict-detail">{escape(v.detail)}</div></td>'
+            f'<td class="verdict-outcome">{v.outcome}</td></tr>'
+            for v in verdicts
+        )
+        html = (
+            '<div class="verdict-box"><table><thead><tr><th>Claim</th><th>Statement, and the number that decides</th>'
+            f"<th>Verdict</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+        return {"text/html": html, "text/plain": "\n".join(f"{v.claim.id}: {v.outcome}" for v in verdicts)}
+
+
+def _provenance_html(record: Record) -> str:
+    p = record.provenance
+    parameters = ", ".join(f"{k}={v}" for k, v in record.parameters.items())
+    versions = ", ".join(f"{k} {v}" for k, v in p["versions"].items())
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(str(m))}</td><td>{m.n_seeds}</td><td>{escape(m.kind)}</td></tr>"
+        for name, m in record.metrics.items()
+    )
+    return (
+        f'<div class="record"><p>Scale <b>{record.scale}</b>; {escape(parameters)}. Made {p["made"]} in {p["seconds"]} s, '
+        f'{p["peak_memory_mb"]} MB, on {escape(p["machine"])} with Python {p["python"]}, {escape(versions)}.</p>'
+        "<details><summary>All metrics</summary><table><thead><tr><th>Metric</th><th>Value [low, high]</th><th>Seeds</th>"
+        f"<th>Interval</th></tr></thead><tbody>{rows}</tbody></table></details></div>"
+    )
