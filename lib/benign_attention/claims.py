@@ -92,10 +92,14 @@ def judge(claim: Claim, metrics: dict[str, Metric]) -> Verdict:
     """Supported if the whole interval lies in the supported region, refuted if it lies in the
     refuted one, else inconclusive; supported in part when it holds here and not elsewhere."""
     outcome = claim.verdict(metrics)
-    detail = [f"{claim.metric} = {metrics[claim.metric]}" if claim.metric in metrics else f"{claim.metric} not measured"]
+    detail = [
+        f"{claim.metric} = {metrics[claim.metric]}" if claim.metric in metrics else f"{claim.metric} not measured"
+    ]
     for condition in claim.also:
         there = condition.verdict(metrics)
-        detail.append(f"{condition.where}: {there} ({condition.metric} = {metrics.get(condition.metric, 'not measured')})")
+        detail.append(
+            f"{condition.where}: {there} ({condition.metric} = {metrics.get(condition.metric, 'not measured')})"
+        )
         if outcome == "supported" and there != "supported":
             outcome = "supported in part"
     return Verdict(claim, outcome, "; ".join(detail))

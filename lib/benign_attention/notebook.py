@@ -56,8 +56,9 @@ def _provenance_html(record: Record) -> str:
         for name, m in record.metrics.items()
     )
     return (
-        f'<div class="record"><p>Scale <b>{record.scale}</b>; {escape(parameters)}. Made {p["made"]} in {p["seconds"]} s, '
-        f'{p["peak_memory_mb"]} MB, on {escape(p["machine"])} with Python {p["python"]}, {escape(versions)}.</p>'
-        "<details><summary>All metrics</summary><table><thead><tr><th>Metric</th><th>Value [low, high]</th><th>Seeds</th>"
-        f"<th>Interval</th></tr></thead><tbody>{rows}</tbody></table></details></div>"
+        f'<div class="record"><p>Scale <b>{record.scale}</b>; {escape(parameters)}. Made {p["made"]} '
+        f"in {p['seconds']} s, {p['peak_memory_mb']} MB, on {escape(p['machine'])} with Python {p['python']}, "
+        f"{escape(versions)}.</p>"
+        "<details><summary>All metrics</summary><table><thead><tr><th>Metric</th><th>Value [low, high]</th>"
+        f"<th>Seeds</th><th>Interval</th></tr></thead><tbody>{rows}</tbody></table></details></div>"
     )

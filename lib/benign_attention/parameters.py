@@ -48,7 +48,8 @@ class Parameters(BaseModel):
             return f"{name} is not a parameter; the parameters are {', '.join(cls.model_fields)}"
         field = cls.model_fields[name]
         where = f"{name}[{index[0]}]" if index and isinstance(index[0], int) else name
-        return f"{where} must be {allowed(field, item=bool(index))}, got {problem['input']!r}{_hint(field, problem['input'])}"
+        got = problem["input"]
+        return f"{where} must be {allowed(field, item=bool(index))}, got {got!r}{_hint(field, got, bool(index))}"
 
     def replace(self, **changes: Any):
         """A copy with some values changed, checked again."""
@@ -77,8 +78,8 @@ def allowed(field, item: bool = False) -> str:
     return f"{kind} in {'[' if 'ge' in bounds else '('}{low:g}, {high:g}{']' if 'le' in bounds else ')'}"
 
 
-def _hint(field, value) -> str:
-    if isinstance(value, str) and get_origin(field.annotation) is list:
+def _hint(field, value, item: bool) -> str:
+    if isinstance(value, str) and get_origin(field.annotation) is list and not item:
         return " (this is text, not a list: with papermill use -y, or benign-attention run)"
     if isinstance(value, str) and field.annotation in (int, float):
         return " (this is text: YAML reads 1e-3 as text, write 1.0e-3)"

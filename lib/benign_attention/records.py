@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -103,6 +104,10 @@ def scale_values(chapter: str, scale: str) -> dict:
     file = paths.SCALES / scale / f"{chapter}.yml"
     if scale == "reader":
         return {}
+    if not file.exists():
+        raise ParameterError(
+            f"scale must be one that {chapter} has a file for, got {scale!r} (no {file.relative_to(paths.ROOT)})"
+        )
     return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
 
 
@@ -121,7 +126,9 @@ def provenance() -> dict:
     return {
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.perf_counter() - _STARTED, 1),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)),
+        "peak_memory_mb": round(
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        ),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in packages},
@@ -129,20 +136,41 @@ def provenance() -> dict:
 
 
 def write_json(path: Path, data: dict, parameter: str = "path") -> None:
-    """Write whole or not at all: to a temporary file beside `path`, then rename."""
+    """Write whole or not at all: to a temporary file beside `path`, then rename.
+
+    Raises
+    ------
+    ParameterError
+        The file cannot be written; the line names `parameter`.
+    """
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    temporary = _draft_beside(path, parameter)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _not_writable(path, parameter, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path, parameter: str = "path") -> None:
+    """Refuse a path that `write_json` could not write, before any work is done for it."""
+    if path.is_dir():
+        raise _not_writable(path, parameter, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    _draft_beside(path, parameter).unlink()
+
+
+def _draft_beside(path: Path, parameter: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise ParameterError(f"{parameter} must be a file that can be written, got {str(path)!r} ({error.strerror})") from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, allow_nan=False)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise ParameterError(f"{parameter} must be a file that can be written, got {str(path)!r} ({error.strerror})") from None
-        raise
+        raise _not_writable(path, parameter, error) from None
+    os.close(descriptor)
+    return Path(name)
+
+
+def _not_writable(path: Path, parameter: str, error: OSError) -> ParameterError:
+    return ParameterError(f"{parameter} must be a file that can be written, got {str(path)!r} ({error.strerror})")

@@ -1,0 +1,104 @@
+"""The command line: `benign-attention chapters | run | prepare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Run the chapters of the book on benign overfitting in attention."""
+
+
+@cli.command()
+def chapters() -> None:
+    """List the chapters with their parameters, types, defaults and meaning."""
+    from benign_attention.chapters import CHAPTERS, describe
+
+    for chapter in CHAPTERS:
+        click.secho(chapter, bold=True)
+        for parameter in describe(chapter):
+            click.echo(f"  {f'{parameter.name}: {parameter.type} = {parameter.default}':<44} {parameter.help}".rstrip())
+
+
+@cli.command()
+@click.argument("chapter")
+@click.option(
+    "-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="Set a parameter; VALUE is read as YAML."
+)
+@click.option(
+    "-f", "file", type=click.Path(path_type=Path), metavar="FILE.yml", help="Set the parameters in a YAML file."
+)
+@click.option(
+    "--scale", default="reader", show_default=True, metavar="smoke|reader|paper", help="The parameters to start from."
+)
+@click.option("--device", metavar="auto|cpu|cuda|mps", help="Where arrays live (the same as -p device).")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder for the results."
+)
+def run(chapter: str, pairs: tuple, file: Path | None, scale: str, device: str | None, out: Path) -> None:
+    """Execute CHAPTER; leave OUT/CHAPTER.ipynb and OUT/CHAPTER.json.
+
+    Later settings win: the chapter's defaults, then --scale, then -f, then -p and --device.
+    """
+    from benign_attention import chapters
+    from benign_attention.experiments import load
+    from benign_attention.records import read_record
+
+    chapters.notebook_path(chapter)
+    params_class = load(chapter).Params
+    from_file = chapters.read_parameters(file) if file else {}
+    from_line = {name: chapters.parse(params_class, name, text) for name, text in pairs}
+    if device is not None:
+        from_line["device"] = device
+    params = chapters.parameters(chapter, scale, from_file, from_line)
+    path = chapters.run(chapter, params, out)
+    for name, metric in read_record(path).metrics.items():
+        click.echo(f"{name:<40} {metric}")
+    click.echo(f"wrote {path.with_suffix('.ipynb')} and {path}")
+
+
+@cli.command()
+@click.argument("scale")
+def prepare(scale: str) -> None:
+    """Lay out the book's sources at SCALE in _build/src-SCALE, for jupyter-book to build."""
+    from benign_attention import chapters, paths
+
+    folder = paths.ROOT / "_build" / f"src-{scale}"
+    chapters.prepare(scale, folder)
+    click.echo(f"wrote {folder}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns 0, 2 for a mistake in the input, or 1 for a failed chapter, and says why in one line."""
+    from benign_attention.parameters import ParameterError
+
+    try:
+        cli.main(arguments, prog_name="benign-attention", standalone_mode=False)
+        return 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _complain(error.format_message(), 2)
+    except click.ClickException as error:
+        return _complain(f"Error: {error.format_message()}", 2)
+    except ParameterError as error:
+        return _complain(f"Error: {error}", 2)
+    except click.Abort:
+        return _complain("Error: interrupted", 130)
+    except RuntimeError as error:
+        from benign_attention.chapters import ChapterError
+
+        if not isinstance(error, ChapterError):
+            raise
+        return _complain(f"Error: {error}", 1)
+
+
+def _complain(message: str, status: int) -> int:
+    click.echo(message, err=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""Chapter `real_images`, part one: a one-layer transformer on MNIST with flipped labels, for growing n.
+
+The experiment that the authors of Magen et al. 2025 describe in their reply to the reviewers (question 3).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from benign_attention import devices
+from benign_attention.parameters import (
+    ChapterParams,
+    Dimension,
+    FlipProbability,
+    ParameterError,
+    Positive,
+    SamplesCount,
+    StepsCount,
+)
+from benign_attention.realdata import one_layer, sources
+from benign_attention.records import Metric, fraction_metric, seed_metric
+
+NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.49)
+CONTROL_SEEDS = 3
+WATCHED_STEPS = 28
+Z_95 = 1.96
+MARGIN = 0.02  # 95 % error that 2000 test images leave between two networks that disagree on a fifth of them
+
+
+class Params(ChapterParams):
+    n_train_grid: list[SamplesCount] = Field(
+        [50, 100, 200, 400, 800, 1600], min_length=1, description="numbers of training images"
+    )
+    n_steps: StepsCount = Field(500, description="full-batch steps")
+    dim: Dimension = Field(64, description="token dimension d of the transformer")
+    n_heads: int = Field(2, ge=1, description="attention heads; divides dim")
+    label_noise: FlipProbability = Field(0.1, description="probability that a training label is flipped")
+    task: str = Field("odd_even", description="odd_even, or two digits such as 3-8")
+    step_size: Positive = Field(1e-3, description="step size of the optimiser")
+    optimizer: Literal["adam", "gd"] = Field("adam", description="adam or gd, always full batch")
+    mlp_ratio: int = Field(2, ge=0, description="hidden width of the MLP over dim; 0: no MLP")
+    patch_size: int = Field(7, ge=1, description="side of a square patch in pixels; divides 28")
+    n_seeds: int = Field(4, ge=1, description="independent runs behind every interval")
+
+    def __init__(self, **values):
+        super().__init__(**values)
+        pool = sources.pool_size(self.task)
+        for place, n in enumerate(self.n_train_grid):
+            if n > pool:
+                raise ParameterError(f"n_train_grid[{place}] must be at most {pool} for task {self.task}, got {n}")
+        if sorted(set(self.n_train_grid)) != self.n_train_grid:
+            raise ParameterError(f"n_train_grid must increase, got {self.n_train_grid}")
+        if 28 % self.patch_size:
+            raise ParameterError(f"patch_size must divide 28, got {self.patch_size}")
+        self.architecture()
+
+    def architecture(self) -> one_layer.Architecture:
+        return one_layer.Architecture(
+            dim=self.dim,
+            n_heads=self.n_heads,
+            mlp_width=self.mlp_ratio * self.dim,
+            n_patches=(28 // self.patch_size) ** 2,
+            n_pixels=self.patch_size**2,
+        )
+
+    @property
+    def noise_n(self) -> int:
+        """The n at which the label noise is raised: the middle of the grid, rounded down."""
+        return self.n_train_grid[(len(self.n_train_grid) - 1) // 2]
+
+    @property
+    def choices_n(self) -> int:
+        """The n at which one choice at a time is changed: the largest but one, where fitting is hard but affordable."""
+        return self.n_train_grid[-2:][0]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One training set and one initialisation. chosen: (n,) places in the pool; flipped: (n,) bool."""
+
+    chosen: np.ndarray
+    flipped: np.ndarray
+    weights: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One trained network, watched at `steps` (w,).
+
+    clean, flipped: (w,) share of training samples whose *given* label is fitted, among those that kept their label
+    and among the flipped ones (nan if there are none); train: (w,) both together; test: (w,) accuracy against clean
+    labels. is_flipped: (n,); attention: (n, H, T + 1), the class token's on the training images, at the last step.
+    """
+
+    steps: np.ndarray
+    clean: np.ndarray
+    flipped: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
+    is_flipped: np.ndarray
+    attention: np.ndarray
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One change of what the authors do not publish, and what follows from it at `Params.choices_n`."""
+
+    name: str
+    train: Metric
+    flipped: Metric
+    test: Metric
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Arrays behind the figures; runs come first, then n or the watched steps.
+
+    fits, clean_fits: `[n][run]`, on the given labels and on the same images without flips; nearest, nearest_clean:
+    (runs, n) test accuracy of the nearest training image's label, given or clean; noise_levels: (l,); noise_flipped,
+    noise_test: (runs, l), share of flipped labels fitted and test accuracy at `Params.noise_n`.
+    """
+
+    fits: dict[int, list[Fit]]
+    clean_fits: dict[int, list[Fit]]
+    nearest: np.ndarray
+    nearest_clean: np.ndarray
+    noise_levels: np.ndarray
+    noise_flipped: np.ndarray
+    noise_test: np.ndarray
+    choices: list[Choice]
+    metrics: dict[str, Metric]
+
+
+def draw(params: Params, run: int, n_train: int) -> Draw:
+    """Images without replacement from the pool, independent flips, and initial weights."""
+    rng = params.generator(run, n_train=n_train)
+    chosen = rng.choice(sources.pool_size(params.task), n_train, replace=False)
+    flipped = rng.random(n_train) < params.label_noise
+    return Draw(chosen, flipped, one_layer.initial_weights(params.architecture(), rng))
+
+
+def watched_steps(n_steps: int) -> np.ndarray:
+    """Steps 0 … n_steps, evenly spaced in log(step), without repetition."""
+    return np.unique(np.r_[0, np.geomspace(1, n_steps, WATCHED_STEPS).round()].astype(int))
+
+
+def fit(params: Params, run: int, n_train: int, flips: bool = True) -> Fit:
+    """Train one network and watch it; `flips=False` gives the same images and weights their clean labels.
+
+    Kept in memory: `measure` and the controls of `explore` need many of the same networks.
+    """
+    alone = params.replace(n_train_grid=[n_train], n_seeds=1, record_path="", sections="all")
+    return _fit(alone.model_dump_json(), run, n_train, flips)
+
+
+@lru_cache(maxsize=512)
+def _fit(params_json: str, run: int, n_train: int, flips: bool) -> Fit:
+    params = Params(**json.loads(params_json))
+    device = devices.resolve(params.device)
+    data, sample = sources.binary_task(params.task), draw(params, run, n_train)
+    is_flipped = sample.flipped & flips
+
+    def to_device(array: np.ndarray) -> torch.Tensor:
+        return torch.tensor(array, device=device)
+
+    labels = np.where(is_flipped, -data.pool_labels[sample.chosen], data.pool_labels[sample.chosen])
+    weights = {name: to_device(array) for name, array in sample.weights.items()}
+    patches = to_device(sources.cut_into_patches(data.pool_images[sample.chosen], params.patch_size))
+    test_patches = to_device(sources.cut_into_patches(data.test_images, params.patch_size))
+    steps, watched = watched_steps(params.n_steps), []
+    for step, outputs in one_layer.descend(
+        weights, patches, to_device(labels), params.n_heads, params.n_steps, params.step_size, params.optimizer
+    ):
+        if step in steps:
+            with torch.no_grad():
+                test_outputs = one_layer.class_logits(weights, test_patches, params.n_heads)
+            fitted = outputs.cpu().numpy() * labels > 0
+            right = test_outputs.cpu().numpy() * data.test_labels > 0
+            watched.append((_share(fitted[~is_flipped]), _share(fitted[is_flipped]), fitted.mean(), right.mean()))
+    with torch.no_grad():
+        attention = one_layer.class_attention(weights, patches, params.n_heads).cpu().numpy()
+    return Fit(steps, *np.array(watched).T, is_flipped=is_flipped, attention=attention)
+
+
+def _share(values: np.ndarray) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def fits(params: Params, flips: bool = True) -> dict[int, list[Fit]]:
+    """The networks of all n and runs, `[n][run]`; the longest are trained first, so that no core waits at the end."""
+    sources.binary_task(params.task)
+    jobs = [(run, n) for n in reversed(params.n_train_grid) for run in range(params.n_seeds)]
+    found = devices.map_runs(lambda job: fit(params, *job, flips), jobs, devices.resolve(params.device))
+    by_job = dict(zip(jobs, found, strict=True))
+    return {n: [by_job[run, n] for run in range(params.n_seeds)] for n in params.n_train_grid}
+
+
+def measure(params: Params) -> dict[str, Metric]:
+    """Accuracies after the last step, for every n, and the three numbers that the claim rests on.
+
+    `train_accuracy_n<k>`: all given labels; `clean_train_accuracy_n<k>` and `noisy_train_accuracy_n<k>`: kept and
+    flipped labels (undefined where nothing was flipped); `test_accuracy_n<k>`: clean labels of the test images.
+    `test_gain`: test accuracy at the largest n minus that at the smallest (undefined for a single n);
+    `lowest_train_accuracy` and `lowest_noisy_train_accuracy`: the lowest over n, seed by seed.
+    """
+    trained = fits(params)
+    last = {
+        name: np.array([[getattr(one, name)[-1] for one in trained[n]] for n in params.n_train_grid])
+        for name in ("train", "clean", "flipped", "test")
+    }
+    names = {"train": "train", "clean": "clean_train", "flipped": "noisy_train", "test": "test"}
+    metrics = {
+        f"{names[what]}_accuracy_n{n:g}": fraction_metric(values[place])
+        for place, n in enumerate(params.n_train_grid)
+        for what, values in last.items()
+    }
+    gain = last["test"][-1] - last["test"][0] if len(params.n_train_grid) > 1 else np.full(params.n_seeds, np.nan)
+    lowest_flipped = np.where(np.isnan(last["flipped"]), np.inf, last["flipped"]).min(0)
+    return metrics | {
+        "test_gain": seed_metric(gain, (-1, 1)),
+        "lowest_train_accuracy": fraction_metric(last["train"].min(0)),
+        "lowest_noisy_train_accuracy": fraction_metric(lowest_flipped),
+    }
+
+
+def explore(params: Params) -> Exploration:
+    """The controls: no flips, nearest neighbour, other label noise, other choices of optimiser and network.
+
+    Metrics, at every n: `test_accuracy_without_flips_n<k>`; `noise_cost_n<k>`, that accuracy minus the one with flips
+    (same images, same initial weights); `nearest_noise_cost_n<k>`, the same for the nearest neighbour. At the largest
+    n: `noise_cost`, and `attention_shift_flipped` and `attention_shift_kept`, how far the class token's attention on a training image
+    moved because of the flips (total variation, mean over heads and images).
+    """
+    trained, without = fits(params), fits(params, flips=False)
+    test, clean = (np.array([[f.test[-1] for f in d[n]] for n in params.n_train_grid]).T for d in (trained, without))
+    nearest, nearest_clean = np.array(
+        [[_nearest_accuracies(params, run, n) for n in params.n_train_grid] for run in range(params.n_seeds)]
+    ).transpose(2, 0, 1)
+    metrics = {}
+    for place, n in enumerate(params.n_train_grid):
+        metrics[f"test_accuracy_without_flips_n{n:g}"] = fraction_metric(clean[:, place])
+        metrics[f"noise_cost_n{n:g}"] = seed_metric((clean - test)[:, place], (-1, 1))
+        metrics[f"nearest_noise_cost_n{n:g}"] = seed_metric((nearest_clean - nearest)[:, place], (-1, 1))
+    metrics["noise_cost"] = metrics[f"noise_cost_n{params.n_train_grid[-1]:g}"]
+    metrics |= _attention_shifts(trained[params.n_train_grid[-1]], without[params.n_train_grid[-1]])
+
+    few = params.replace(n_seeds=min(params.n_seeds, CONTROL_SEEDS))
+    levels = sorted({*NOISE_LEVELS, params.label_noise})
+    by_level = [_fits_at(few.replace(label_noise=level), params.noise_n) for level in levels]
+    return Exploration(
+        fits=trained,
+        clean_fits=without,
+        nearest=nearest,
+        nearest_clean=nearest_clean,
+        noise_levels=np.array(levels),
+        noise_flipped=np.array([[f.flipped[-1] for f in level] for level in by_level]).T,
+        noise_test=np.array([[f.test[-1] for f in level] for level in by_level]).T,
+        choices=[_try(few, name, change) for name, change in other_choices(params).items()],
+        metrics=metrics,
+    )
+
+
+def other_choices(params: Params) -> dict[str, dict]:
+    """One change at a time of what the authors' reply leaves open, each with a name."""
+    other = (
+        {"optimizer": "gd", "step_size": 0.1}
+        if params.optimizer == "adam"
+        else {"optimizer": "adam", "step_size": 1e-3}
+    )
+    return {
+        "as in this chapter": {},
+        "step size × 3": {"step_size": 3 * params.step_size},
+        "step size ÷ 3": {"step_size": params.step_size / 3},
+        f"{other['optimizer']}, step size {other['step_size']:g}": other,
+        "without MLP" if params.mlp_ratio else "with MLP": {"mlp_ratio": 0 if params.mlp_ratio else 2},
+        "patches of 14 × 14" if params.patch_size != 14 else "patches of 7 × 7": {
+            "patch_size": 14 if params.patch_size != 14 else 7
+        },
+    }
+
+
+def _fits_at(params: Params, n_train: int) -> list[Fit]:
+    return fits(params.replace(n_train_grid=[n_train]))[n_train]
+
+
+def _try(params: Params, name: str, change: dict) -> Choice:
+    changed = _fits_at(params.replace(**change), params.choices_n)
+    train, flipped, test = ([getattr(f, what)[-1] for f in changed] for what in ("train", "flipped", "test"))
+    return Choice(name, fraction_metric(train), fraction_metric(flipped), fraction_metric(test))
+
+
+def _nearest_accuracies(params: Params, run: int, n_train: int) -> tuple[float, float]:
+    """Test accuracy of the nearest training image's label: with the flips, and without."""
+    data, sample = sources.binary_task(params.task), draw(params, run, n_train)
+    nearest = sources.nearest(data.pool_images[sample.chosen], data.test_images)
+    clean = data.pool_labels[sample.chosen][nearest] == data.test_labels
+    return float(np.mean(clean != sample.flipped[nearest])), float(np.mean(clean))
+
+
+def _attention_shifts(trained: list[Fit], without: list[Fit]) -> dict[str, Metric]:
+    """Total variation between the attention of two networks that differ in the flips only."""
+    moved = [np.abs(a.attention - b.attention).sum(-1).mean(-1) / 2 for a, b in zip(trained, without, strict=True)]
+    flipped = [_share(shift[one.is_flipped]) for shift, one in zip(moved, trained, strict=True)]
+    kept = [_share(shift[~one.is_flipped]) for shift, one in zip(moved, trained, strict=True)]
+    return {"attention_shift_flipped": fraction_metric(flipped), "attention_shift_kept": fraction_metric(kept)}
+
+
+def binomial_half_width(accuracy: float, n_test: int) -> float:
+    """Half-width of a 95 % normal interval for an accuracy measured on `n_test` images.
+
+    Every seed is tested on the same images, so a band over seeds does not contain this error.
+    """
+    return Z_95 * float(np.sqrt(accuracy * (1 - accuracy) / n_test))

@@ -1,0 +1,1 @@
+"""Figures of the book: `style` is shared, then one module a chapter."""

@@ -1,0 +1,217 @@
+"""Exact test quantities of the single-head model: integrals over fresh data, not samples.
+
+A fresh noise token xi enters only through u = p.xi and w = v.xi, jointly Gaussian with the covariance that the
+Gram matrix gives. Given the u of all K noise tokens the output is Gaussian, so accuracy and loss are integrals
+over the u of closed forms: one-dimensional quadrature for T = 2, randomised quasi-Monte Carlo in K dimensions
+above. Labels are clean and the two classes weigh one half each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from scipy.special import log_ndtr, logsumexp, ndtr, ndtri, roots_hermitenorm, roots_legendre
+from scipy.stats import qmc
+
+from benign_attention.reduced import State, TrainingSet
+
+_LOG_TINY = -45.0  # stretches of an integrand below exp(-45) of its peak are left out
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its absolute numerical error, each of the batch's shape (`error` is a standard error if T > 2)."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+
+@dataclass(frozen=True)
+class FreshToken:
+    """What decides a fresh sample: the weights' signal parts and the law of (p.xi, v.xi).
+
+    signal_logit, signal_value : (..., 2) over classes; sd_p, slope, sd_v : (...), with p.xi = sd_p z and
+    v.xi = slope z + sd_v z' for independent standard normal z, z'.
+    """
+
+    signal_logit: np.ndarray
+    signal_value: np.ndarray
+    sd_p: np.ndarray
+    slope: np.ndarray
+    sd_v: np.ndarray
+
+    @property
+    def flat(self) -> FreshToken:
+        """The same laws with the batch axes as one."""
+        return FreshToken(
+            *(x.reshape(-1, 2) for x in (self.signal_logit, self.signal_value)),
+            *(x.reshape(-1) for x in (self.sd_p, self.slope, self.sd_v)),
+        )
+
+
+def fresh_token(training: TrainingSet, state: State, signal_norm) -> FreshToken:
+    """The law of a fresh sample under `state`; `signal_norm` broadcasts against the batch axes."""
+    gram, noise, signal = (as_numpy(x) for x in (training.gram, state.noise, state.signal))
+    covariance = noise @ gram @ np.swapaxes(noise, -1, -2)
+    sd_p = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
+    slope = np.divide(covariance[..., 0, 1], sd_p, out=np.zeros_like(sd_p), where=sd_p > 0)
+    sd_v = np.sqrt(np.maximum(covariance[..., 1, 1] - slope**2, 0.0))
+    signal = np.asarray(signal_norm, dtype=float)[..., None, None] * signal
+    return FreshToken(signal[..., 0, :], signal[..., 1, :], sd_p, slope, sd_v)
+
+
+def log_test_error(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+    """Natural logarithm of the clean test error; exact also where the error is far below 1e-16 (T = 2).
+
+    For T > 2, `seed` sets the randomisation, and errors much below 1e-7 come with standard errors of their own size.
+    """
+    return _expectation(training, state, signal_norm, _log_error, seed)
+
+
+def test_accuracy(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+    """Accuracy on clean fresh data; an output of exactly zero counts one half."""
+    log_error = log_test_error(training, state, signal_norm, seed)
+    error = np.exp(log_error.value)
+    return Estimate(1.0 - error, error * log_error.error)
+
+
+def test_loss(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+    """Mean logistic loss on clean fresh data."""
+    return _exponential(_expectation(training, state, signal_norm, _log_loss, seed))
+
+
+def signal_attention(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+    """Mean attention mass on the signal token of fresh data."""
+    return _exponential(_expectation(training, state, signal_norm, _log_attention, seed))
+
+
+test_accuracy.__test__ = test_loss.__test__ = False  # not tests, whatever pytest thinks of the names
+
+
+def expected_softplus(mean: np.ndarray, sd: np.ndarray, n_nodes: int = 64) -> np.ndarray:
+    """E log(1 + exp(-X)) for X ~ N(mean, sd^2), elementwise.
+
+    Narrow Gaussians by Gauss-Hermite. Wide ones by parts: max(-X, 0) in closed form, and the rest,
+    log(1 + exp(-|X|)), which lives within a few units of zero, by Gauss-Legendre.
+    """
+    mean, sd = np.broadcast_arrays(np.asarray(mean, float), np.asarray(sd, float))
+    result = np.zeros(mean.shape)
+    narrow = sd < 1.0
+    nodes, weights = roots_hermitenorm(n_nodes)
+    for node, weight in zip(nodes, weights / weights.sum(), strict=True):
+        result[narrow] += weight * np.logaddexp(0.0, -mean[narrow] - sd[narrow] * node)
+    m, s = mean[~narrow], sd[~narrow]
+    wide = s * np.exp(-0.5 * (m / s) ** 2) / np.sqrt(2 * np.pi) - m * ndtr(-m / s)
+    nodes, weights = roots_legendre(n_nodes)
+    half = 20.0
+    for x, weight in zip(half * (1 + nodes), half * weights, strict=True):
+        density = np.exp(-0.5 * ((x - m) / s) ** 2) + np.exp(-0.5 * ((x + m) / s) ** 2)
+        wide += weight * np.log1p(np.exp(-x)) * density / (s * np.sqrt(2 * np.pi))
+    result[~narrow] = wide
+    return result
+
+
+def as_numpy(array) -> np.ndarray:
+    """A float64 NumPy array, wherever `array` lives."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array, dtype=float)
+
+
+def _exponential(log: Estimate) -> Estimate:
+    value = np.exp(log.value)
+    return Estimate(value, value * log.error)
+
+
+def _given_logits(law: FreshToken, z: np.ndarray):
+    """Attention on the signal, mean and sd of y f (each (B, C, N)) given standardised noise logits z (B, C, N, K)."""
+    y = np.array([1.0, -1.0])[:, None]
+    u = law.sd_p[:, None, None, None] * z
+    logit = law.signal_logit[..., None]
+    top = np.maximum(u.max(axis=-1), logit)
+    signal, noise = np.exp(logit - top), np.exp(u - top[..., None])
+    total = signal + noise.sum(axis=-1)
+    drift = (noise * z).sum(axis=-1) * law.slope[:, None, None]
+    mean = y * (signal * law.signal_value[..., None] + drift) / total
+    sd = law.sd_v[:, None, None] * np.sqrt((noise**2).sum(axis=-1)) / total
+    return signal / total, mean, sd
+
+
+def _log_error(law: FreshToken, z: np.ndarray) -> np.ndarray:
+    _, mean, sd = _given_logits(law, z)
+    certain = np.where(mean == 0, 0.0, np.copysign(np.inf, mean))
+    return log_ndtr(-np.divide(mean, sd, out=certain, where=sd > 0))
+
+
+def _log_loss(law: FreshToken, z: np.ndarray) -> np.ndarray:
+    _, mean, sd = _given_logits(law, z)
+    with np.errstate(divide="ignore"):
+        return np.log(np.maximum(expected_softplus(mean, sd), 0.0))
+
+
+def _log_attention(law: FreshToken, z: np.ndarray) -> np.ndarray:
+    u = law.sd_p[:, None, None, None] * z
+    rest = logsumexp(u, axis=-1) - law.signal_logit[..., None]
+    return -np.logaddexp(0.0, rest)
+
+
+def _expectation(training, state, signal_norm, log_integrand, seed: int) -> Estimate:
+    """log of the mean over fresh data of exp(log_integrand), and the absolute error of that logarithm."""
+    law = fresh_token(training, state, signal_norm)
+    shape, flat, n_noise = law.sd_p.shape, law.flat, training.n_noise
+    integrate = _quadrature if n_noise == 1 else partial(_quasi_monte_carlo, n_noise=n_noise, seed=seed)
+    chunk = max(1, 2**22 // (2**12 * n_noise))
+    parts = [integrate(log_integrand, _take(flat, slice(i, i + chunk))) for i in range(0, flat.sd_p.size, chunk)]
+    value, error = (np.concatenate(x).reshape(shape) for x in zip(*parts, strict=True))
+    return Estimate(value, error)
+
+
+def _take(law: FreshToken, index) -> FreshToken:
+    return FreshToken(
+        law.signal_logit[index], law.signal_value[index], law.sd_p[index], law.slope[index], law.sd_v[index]
+    )
+
+
+def _quadrature(log_integrand: Callable, law: FreshToken, n_nodes=257, max_nodes=1 << 14, tolerance=1e-9):
+    """Trapezoidal rule over the stretch of z that carries the integral, refined until it no longer changes."""
+    scan = 4.0 * np.sinh(np.linspace(-6.0, 6.0, 401))
+
+    def log_density(law, z):
+        return log_integrand(law, z[..., None]) - 0.5 * z**2 - 0.5 * np.log(2 * np.pi)
+
+    coarse = log_density(law, np.broadcast_to(scan, (law.sd_p.size, 2, scan.size)))
+    carries = coarse > coarse.max(axis=-1, keepdims=True) + _LOG_TINY
+    first = np.maximum(carries.argmax(axis=-1) - 1, 0)
+    last = np.minimum(scan.size - carries[..., ::-1].argmax(axis=-1), scan.size - 1)
+    low, high = scan[first], scan[last]
+
+    def rule(law, low, high, n):
+        z = low[..., None] + (high - low)[..., None] * np.linspace(0.0, 1.0, n)
+        by_class = logsumexp(log_density(law, z), axis=-1) + np.log((high - low) / (n - 1))
+        return logsumexp(by_class, axis=-1) - np.log(2)
+
+    value, error = rule(law, low, high, n_nodes), np.full(law.sd_p.shape, np.inf)
+    todo = np.arange(value.size)
+    while todo.size and n_nodes < max_nodes:
+        n_nodes = 2 * n_nodes - 1
+        finer = rule(_take(law, todo), low[todo], high[todo], n_nodes)
+        error[todo] = np.abs(np.expm1(finer - value[todo]))
+        value[todo] = finer
+        todo = todo[error[todo] > tolerance]
+    return value, error
+
+
+def _quasi_monte_carlo(
+    log_integrand: Callable, law: FreshToken, n_noise: int, seed: int, log2_points=12, n_randomisations=8
+):
+    """Mean and standard error over independently scrambled Sobol sequences."""
+    means = []
+    for child in np.random.SeedSequence(seed).spawn(n_randomisations):
+        points = qmc.Sobol(n_noise, rng=np.random.default_rng(child)).random_base2(log2_points)
+        z = np.broadcast_to(ndtri(np.clip(points, 1e-16, 1 - 1e-16)), (law.sd_p.size, 2, *points.shape))
+        means.append(logsumexp(log_integrand(law, z), axis=(-1, -2)) - np.log(2 * len(points)))
+    means = np.array(means)
+    value = logsumexp(means, axis=0) - np.log(n_randomisations)
+    error = np.exp(means - value).std(axis=0, ddof=1) / np.sqrt(n_randomisations)
+    return value, error

@@ -1,0 +1,1 @@
+"""Real data: where it comes from, and the models that are trained on it."""
