@@ -98,6 +98,7 @@ def test_text_parameters_keep_text_that_yaml_would_read_otherwise(book):
             ("tiny", "reader", {"n_trian": 10}),
             r"n_trian is not a parameter \(did you mean n_train\?\); the parameters are",
         ),
+        (("tiny", "reader", {1: 10}), "1 is not a parameter; the parameters are n_train"),
         (("tiny", "reader", {"zzz": 10}), "zzz is not a parameter; the parameters are n_train, step_size, n_seeds"),
         (("tiny", "reader", {"n_train": "many"}), "n_train must be a whole number of at least 2, got 'many'"),
         (("tiny", "reader", {"step_size": float("nan")}), "step_size must be a number greater than 0, got nan"),

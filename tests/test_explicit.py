@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -51,6 +52,19 @@ def test_loss_is_the_mean_logistic_loss_also_far_out():
     labels = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     expected = (math.log(2) + 0 + 1000 + math.log1p(math.exp(-2))) / 4
     assert logistic_loss(outputs, labels).item() == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("margin", [-800.0, -40.0, -25.0, -20.5, -19.5, -3.0, 0.0, 3.0, 19.5, 25.0, 40.0])
+def test_loss_and_its_gradient_are_exact_at_every_margin(margin):
+    """log(1 + exp(-m)) and -1 / (1 + exp(m)) to a few units in the last place, on both sides of every threshold."""
+    output = torch.tensor([-margin], dtype=torch.float64, requires_grad=True)
+    loss = logistic_loss(output, torch.tensor([-1.0], dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(loss, [output])
+    with mpmath.workdps(50):
+        expected = mpmath.log1p(mpmath.exp(-mpmath.mpf(margin)))
+        slope = 1 / (1 + mpmath.exp(mpmath.mpf(margin)))
+    assert loss.item() == pytest.approx(float(expected), rel=1e-14, abs=0)
+    assert gradient.item() == pytest.approx(float(slope), rel=1e-14, abs=0)
 
 
 def test_descent_follows_the_negative_gradient():

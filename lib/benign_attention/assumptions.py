@@ -48,35 +48,34 @@ def no_flip_probability(n_train: int, label_noise: float) -> float:
 def single_head(params: SingleHeadParams) -> list[Hypothesis]:
     """The hypotheses of Magen et al. 2025, Theorem 3.3 (two steps of gradient descent)."""
     n, d, eta = params.n_train, params.dim, params.label_noise
-    replies = "Magen et al., replies to the reviewers"
+    replies = "authors' replies"
     return [
-        Hypothesis("d = Ω(n²)", "d / n²", d / n**2, f"{replies}: the dimension requirement"),
+        Hypothesis("d = Ω(n²)", "d / n²", d / n**2, f"{replies}: dimension requirement"),
         Hypothesis(
             "SNR above a threshold Θ(1/√n)",
             "c = SNR √n",
             params.natural_c,
-            f"{replies}: SNR threshold, constant c_ρ",
+            f"{replies}: SNR threshold, c_ρ",
         ),
         Hypothesis(
             "η ≤ 1/C",
             "1 / η",
             1 / eta if eta else float("inf"),
             f"{replies}: Assumption 3.1, item 4",
-            "the factor exceeds 2 for every allowed η: here only the unknown C decides",
         ),
         Hypothesis(
             "η ≫ 1/n (at least one noisy sample)",
             "η n",
             eta * n,
-            f"{replies}: with high probability, a noisy sample",
+            f"{replies}: a noisy sample exists",
             f"P(no flip) = {no_flip_probability(n, eta):.2g}",
         ),
         Hypothesis(
             "T = Θ(1)",
             "T",
             None,
-            f"{replies}: fixed number of tokens",
-            f"T = {params.n_tokens}; a statement about growing n, which no single point can break",
+            f"{replies}: tokens",
+            f"T = {params.n_tokens}",
         ),
     ]
 
@@ -84,7 +83,7 @@ def single_head(params: SingleHeadParams) -> list[Hypothesis]:
 def token_selection(params: TokenSelectionParams) -> list[Hypothesis]:
     """The hypotheses of Sakamoto and Sato 2025: two regimes that exclude each other, and what both assume."""
     n, d, x = params.n_train, params.dim, signal_strength(params.n_train, params.dim, params.signal_norm)
-    summary = "Sakamoto and Sato, summary"
+    summary = "published summary"
     return [
         Hypothesis("SNR² = ω(1/n): not overfitting", "n SNR²", x, f"{summary}: theorem, first regime"),
         Hypothesis("SNR² = o(1/n): benign overfitting", "1 / (n SNR²)", 1 / x, f"{summary}: theorem, second regime"),
@@ -95,31 +94,34 @@ def token_selection(params: TokenSelectionParams) -> list[Hypothesis]:
             f"{summary}: limitations",
             f"d / (n T) = {d / (n * params.n_tokens):.3g}",
         ),
-        Hypothesis("small learning rate", "not quantified", None, f"{summary}: limitations", "not part of the data"),
+        Hypothesis("small learning rate", "not quantified", None, f"{summary}: limitations"),
         Hypothesis(
-            "specific initialization scales", "not quantified", None, f"{summary}: limitations", "not part of the data"
+            "specific initialization scales",
+            "not quantified",
+            None,
+            f"{summary}: limitations",
         ),
-        Hypothesis(
-            "T = Θ(1)", "T", None, f"{summary}: limitations", f"T = {params.n_tokens}; no single point can break it"
-        ),
+        Hypothesis("T = Θ(1)", "T", None, f"{summary}: limitations", f"T = {params.n_tokens}"),
     ]
 
 
 def verdict(hypothesis: Hypothesis) -> str:
-    """The factor in words: `holds, factor 2.1`, `fails, factor 0.3`, or why there is none."""
+    """The factor in words, and the note: `holds, factor 2.1`, `fails, factor 0.3`, `no factor; T = 2`."""
     if hypothesis.factor is None:
-        return "no factor"
-    return f"{'holds' if hypothesis.holds else 'fails'}, factor {hypothesis.factor:.3g}"
+        words = "no factor"
+    else:
+        words = f"{'holds' if hypothesis.holds else 'fails'}, factor {hypothesis.factor:.3g}"
+    return f"{words}; {hypothesis.note}" if hypothesis.note else words
 
 
-def as_html(hypotheses: list[Hypothesis], caption: str) -> str:
-    """The meter as an HTML table."""
-    rows = "".join(
-        f"<tr><td>{escape(h.statement)}</td><td>{escape(h.quantity)}</td><td>{escape(verdict(h))}</td>"
-        f"<td>{escape(h.note)}</td><td>{escape(h.source)}</td></tr>"
-        for h in hypotheses
-    )
+def as_html(points: dict[str, list[Hypothesis]], caption: str) -> str:
+    """The meter as an HTML table: one row a hypothesis, one column for each named point (all of one paper)."""
+    heads = "".join(f"<th>{escape(head)}</th>" for head in ("Hypothesis", "Number", *points, "Source"))
+    rows = ""
+    for same in zip(*points.values(), strict=True):
+        cells = (same[0].statement, same[0].quantity, *map(verdict, same), same[0].source)
+        rows += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     return (
-        f'<table class="assumption-meter"><caption>{escape(caption)}</caption><thead><tr><th>Hypothesis</th>'
-        f"<th>Number</th><th>At this point</th><th>Note</th><th>Source</th></tr></thead><tbody>{rows}</tbody></table>"
+        f'<table class="assumption-meter"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     )

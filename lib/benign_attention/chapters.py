@@ -103,7 +103,7 @@ def known_field(params_class: type[ChapterParams], name: str):
     fields = params_class.model_fields
     if name not in fields:
         names = ", ".join(parameter_names(params_class))
-        raise ParameterError(f"{name} is not a parameter{_nearest(name, fields)}; the parameters are {names}")
+        raise ParameterError(f"{name} is not a parameter{_nearest(str(name), fields)}; the parameters are {names}")
     return fields[name]
 
 

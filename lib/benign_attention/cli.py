@@ -21,7 +21,9 @@ def chapters() -> None:
     for chapter in CHAPTERS:
         click.secho(chapter, bold=True)
         for parameter in describe(chapter):
-            click.echo(f"  {f'{parameter.name}: {parameter.type} = {parameter.default}':<44} {parameter.help}".rstrip())
+            click.echo(
+                f"  {f'{parameter.name}: {parameter.type} = {parameter.default}':<43}  {parameter.help}".rstrip()
+            )
 
 
 @cli.command()

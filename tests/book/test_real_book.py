@@ -134,3 +134,13 @@ def test_every_chapter_runs_as_the_gpu_workflow_runs_it():
     results = paths.ROOT / "runs/smoke-cpu"
     for chapter in CHAPTERS:
         assert (results / f"{chapter}.ipynb").is_file() and (results / f"{chapter}.json").is_file()
+
+
+def test_every_figure_has_a_caption_and_a_text_for_those_who_cannot_see_it(build):
+    for chapter in CHAPTERS:
+        page = checks.soup(build / f"html/book/{chapter}.html")
+        figures = [image.find_parent("figure") for image in page.select("article img")]
+        assert figures, chapter
+        for image, figure in zip(page.select("article img"), figures, strict=True):
+            assert figure and figure.select_one("figcaption .caption-text"), image["src"]
+            assert len(image.get("alt", "")) > 20 and ".png" not in image["alt"], image["src"]

@@ -155,11 +155,19 @@ def test_verdicts_contrast_with_the_page_in_both_themes(rendered, browser, theme
     for outcome in outcomes:
         browser.execute_script(f"document.querySelector('.verdict-box tbody tr').className = 'verdict-{outcome}'")
         for selector in (".verdict-outcome", ".verdict-detail", "td"):
-            text, page = browser.execute_script(
-                f"return [getComputedStyle(document.querySelector('.verdict-box tbody {selector}')).color,"
-                "getComputedStyle(document.body).backgroundColor]"
-            )
-            assert contrast(text, page) >= 4.5, (theme, outcome, selector, text, page)
+            text, paper = browser.execute_script(INK_AND_PAPER, f".verdict-box tbody {selector}")
+            assert contrast(text, paper) >= 4.5, (theme, outcome, selector, text, paper)
+    text, paper = browser.execute_script(INK_AND_PAPER, ".record p")
+    assert contrast(text, paper) >= 4.5, (theme, "record", text, paper)
+
+
+INK_AND_PAPER = """
+const element = document.querySelector(arguments[0]);
+let paper = element;
+const colour = () => getComputedStyle(paper).backgroundColor;
+while (paper.parentElement && colour() === 'rgba(0, 0, 0, 0)') paper = paper.parentElement;
+return [getComputedStyle(element).color, colour()];
+"""
 
 
 def contrast(*colours: str) -> float:

@@ -38,7 +38,8 @@ IMAGE_DIMS = (10, 1000)
 MAXIMA_PER_SEED = 20
 SAMPLER_ROWS, SAMPLER_DOF, SAMPLER_DRAWS = 12, 24, 4000
 LABEL_DRAWS = 2000
-FLIP_SIZES = np.array([2, 5, 10, 20, 50, 100, 200])
+FLIP_SIZES = np.array([2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100, 140, 200])
+D_OVER_N = np.array([1, 3, 10, 30, 100, 300, 1000, 10_000, 100_000])
 
 
 class Params(ChapterParams):
@@ -348,7 +349,7 @@ def _linear_outputs(tokens, labels, fresh, step_size: float, n_steps: int) -> np
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Mean attention on the signal over clean and noisy training samples, (n_seeds, N_STEPS); nan without such samples."""
+    """Mean attention on the signal over clean and over noisy training samples, (n_seeds, N_STEPS); nan without such."""
 
     name: str
     clean: np.ndarray
@@ -357,12 +358,20 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class NaturalUnits:
-    """Training at one (c, b, label noise, T). same: sizes with d much larger than n if the point's is; low: d = 2 n."""
+    """Training at one (c, b, label noise, T) and different sizes.
+
+    same: d/n as at the point or larger; low: d = 2 n; limit: d/n to infinity. Over `d_over_n` at the point's n, each
+    (n_seeds, len(d_over_n)): of_means, largest distance over steps from the limit of the two means; of_samples, largest
+    root mean square distance over steps of single samples' attention.
+    """
 
     steps: np.ndarray
     same: list[Trajectory]
     low: Trajectory
     limit: Trajectory
+    d_over_n: np.ndarray
+    of_means: np.ndarray
+    of_samples: np.ndarray
 
     @property
     def gap(self) -> np.ndarray:
@@ -389,37 +398,49 @@ def natural_units(params: Params) -> NaturalUnits:
     n, d = params.n_train, params.dim
     labels = [draw_labels(n, params.label_noise, params.generator(r, part="labels")) for r in range(params.n_seeds)]
     clean, given = (np.stack(x) for x in zip(*labels, strict=True))
+
+    def trajectory(name: str, attention: np.ndarray) -> Trajectory:
+        flipped = np.tile(clean != given, attention.shape[-1] // n)[:, None, :]
+        return Trajectory(name, _mean_over(attention, ~flipped), _mean_over(attention, flipped))
+
+    in_limit = _limit_attention(params, clean, given)
+    limit = trajectory("d/n → ∞", in_limit)
+    by_ratio = [_attention(params, clean, given, max(round(ratio * n), 3)) for ratio in D_OVER_N]
     return NaturalUnits(
         np.arange(1, N_STEPS + 1),
         same=[
-            _trajectory(params, "n, d", clean, given, d),
-            _trajectory(params, "n, 100 d", clean, given, 100 * d),
-            _trajectory(params, "2n, 2d", np.tile(clean, 2), np.tile(given, 2), 2 * d),
+            trajectory("n, d", _attention(params, clean, given, d)),
+            trajectory("n, 100 d", _attention(params, clean, given, 100 * d)),
+            trajectory("2n, 2d", _attention(params, np.tile(clean, 2), np.tile(given, 2), 2 * d)),
         ],
-        low=_trajectory(params, "n, d = 2n", clean, given, max(2 * n, 3)),
-        limit=_limit_trajectory(params, clean, given),
+        low=trajectory("n, d = 2n", _attention(params, clean, given, max(2 * n, 3))),
+        limit=limit,
+        d_over_n=D_OVER_N,
+        of_means=np.stack([_gap(trajectory("", attention), limit) for attention in by_ratio], axis=1),
+        of_samples=np.stack(
+            [np.sqrt(np.mean((attention - in_limit) ** 2, axis=-1)).max(axis=-1) for attention in by_ratio], axis=1
+        ),
     )
 
 
-def _trajectory(params: Params, name: str, clean: np.ndarray, given: np.ndarray, dim: int) -> Trajectory:
+def _attention(params: Params, clean: np.ndarray, given: np.ndarray, dim: int) -> np.ndarray:
+    """Attention on the signal of every training sample after every step, (n_seeds, N_STEPS, n)."""
     n = clean.shape[-1]
     rho, step_size = (float(x) for x in from_natural_units(params.setting.natural_c, NATURAL_B, n, dim))
     rngs = (params.generator(run, n_train=n, dim=dim, part="natural units") for run in range(params.n_seeds))
     grams = np.stack([noise_gram(n * (params.n_tokens - 1), dim - 2, rng) for rng in rngs])
     training = reduced.TrainingSet(grams, clean, given).on(params.device)
-    noisy = clean != given
     on_signal = [
         population.as_numpy(reduced.outputs(training, state, rho).attention)[:, 0]
         for state in reduced.gradient_descent(training, rho, step_size, N_STEPS)
     ]
-    attention = np.stack(on_signal, axis=1)
-    return Trajectory(name, *(_mean_over(attention, chosen[:, None, :]) for chosen in (~noisy, noisy)))
+    return np.stack(on_signal, axis=1)
 
 
-def _limit_trajectory(params: Params, clean: np.ndarray, given: np.ndarray) -> Trajectory:
-    """The orthogonal limit with each seed's own classes and flips."""
-    classes = np.stack([clean > 0, clean < 0], axis=1)
-    in_class, noisy = classes.sum(axis=-1), (classes & (clean != given)[:, None, :]).sum(axis=-1)
+def _limit_attention(params: Params, clean: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """The same in the orthogonal limit, with each seed's own classes and flips."""
+    classes, flipped = np.stack([clean > 0, clean < 0], axis=1), clean != given
+    in_class, noisy = classes.sum(axis=-1), (classes & flipped[:, None, :]).sum(axis=-1)
     point = theory.LimitPoint(
         params.setting.natural_c,
         NATURAL_B,
@@ -427,12 +448,13 @@ def _limit_trajectory(params: Params, clean: np.ndarray, given: np.ndarray) -> T
         params.n_tokens,
         in_class / params.n_train,
     )
-    states = list(theory.limit_gradient_descent(point, N_STEPS))
-    on_clean = np.stack([s.clean_attention for s in states], axis=1)
-    on_noisy = np.stack([s.noisy_attention for s in states], axis=1)
-    return Trajectory(
-        "d/n → ∞", _mean_over(on_clean, (in_class - noisy)[:, None, :]), _mean_over(on_noisy, noisy[:, None, :])
-    )
+    rows = np.arange(params.n_seeds)[:, None]
+    own_class = (clean < 0).astype(int)
+    by_step = [
+        np.where(flipped, state.noisy_attention[rows, own_class], state.clean_attention[rows, own_class])
+        for state in theory.limit_gradient_descent(point, N_STEPS)
+    ]
+    return np.stack(by_step, axis=1)
 
 
 def _mean_over(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

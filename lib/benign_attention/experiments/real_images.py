@@ -27,7 +27,8 @@ from benign_attention.parameters import (
 from benign_attention.realdata import one_layer, sources
 from benign_attention.records import Metric, fraction_metric, seed_metric
 
-NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.49)
+NOISE_LEVELS = (0.2, 0.35, 0.49)
+EASY_TASK, HARD_TASK = "0-1", "odd_even"
 CONTROL_SEEDS = 3
 WATCHED_STEPS = 28
 Z_95 = 1.96
@@ -119,8 +120,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """The same experiment on a task of another difficulty. test, without: (runs, n) test accuracy with and without
+    flips, for the `n_train_grid` that its smaller pool allows."""
+
+    task: str
+    n_train_grid: list[int]
+    test: np.ndarray
+    without: np.ndarray
+
+
+@dataclass(frozen=True)
 class Exploration:
-    """Arrays behind the figures; runs come first, then n or the watched steps.
+    """Arrays behind the figures; runs come first, then n or the levels of label noise.
 
     fits, clean_fits: `[n][run]`, on the given labels and on the same images without flips; nearest, nearest_clean:
     (runs, n) test accuracy of the nearest training image's label, given or clean; noise_levels: (l,); noise_flipped,
@@ -135,6 +147,7 @@ class Exploration:
     noise_flipped: np.ndarray
     noise_test: np.ndarray
     choices: list[Choice]
+    contrast: Contrast
     metrics: dict[str, Metric]
 
 
@@ -211,60 +224,80 @@ def measure(params: Params) -> dict[str, Metric]:
     `lowest_train_accuracy` and `lowest_noisy_train_accuracy`: the lowest over n, seed by seed.
     """
     trained = fits(params)
-    last = {
-        name: np.array([[getattr(one, name)[-1] for one in trained[n]] for n in params.n_train_grid])
-        for name in ("train", "clean", "flipped", "test")
-    }
+    last = {what: last_values(trained, what) for what in ("train", "clean", "flipped", "test")}
     names = {"train": "train", "clean": "clean_train", "flipped": "noisy_train", "test": "test"}
     metrics = {
-        f"{names[what]}_accuracy_n{n:g}": fraction_metric(values[place])
+        f"{names[what]}_accuracy_n{n:g}": fraction_metric(values[:, place])
         for place, n in enumerate(params.n_train_grid)
         for what, values in last.items()
     }
-    gain = last["test"][-1] - last["test"][0] if len(params.n_train_grid) > 1 else np.full(params.n_seeds, np.nan)
-    lowest_flipped = np.where(np.isnan(last["flipped"]), np.inf, last["flipped"]).min(0)
+    lowest_flipped = np.where(np.isnan(last["flipped"]), np.inf, last["flipped"]).min(1)
     return metrics | {
-        "test_gain": seed_metric(gain, (-1, 1)),
-        "lowest_train_accuracy": fraction_metric(last["train"].min(0)),
+        "test_gain": seed_metric(_gain(last["test"]), (-1, 1)),
+        "lowest_train_accuracy": fraction_metric(last["train"].min(1)),
         "lowest_noisy_train_accuracy": fraction_metric(lowest_flipped),
     }
 
 
 def explore(params: Params) -> Exploration:
-    """The controls: no flips, nearest neighbour, other label noise, other choices of optimiser and network.
+    """The controls: no flips, nearest neighbour, another task, more label noise, other choices of what is unpublished.
 
     Metrics, at every n: `test_accuracy_without_flips_n<k>`; `noise_cost_n<k>`, that accuracy minus the one with flips
     (same images, same initial weights); `nearest_noise_cost_n<k>`, the same for the nearest neighbour. At the largest
-    n: `noise_cost`, and `attention_shift_flipped` and `attention_shift_kept`, how far the class token's attention on a training image
-    moved because of the flips (total variation, mean over heads and images).
+    n: `noise_cost`; `attention_shift_flipped` and `attention_shift_kept`, how far the class token's attention on a
+    training image moved because of the flips (total variation, mean over heads and images). On the contrast task:
+    `contrast_test_gain` and `contrast_noise_cost`, as `test_gain` and `noise_cost`.
     """
+    grid = params.n_train_grid
     trained, without = fits(params), fits(params, flips=False)
-    test, clean = (np.array([[f.test[-1] for f in d[n]] for n in params.n_train_grid]).T for d in (trained, without))
+    test, clean = last_values(trained, "test"), last_values(without, "test")
     nearest, nearest_clean = np.array(
-        [[_nearest_accuracies(params, run, n) for n in params.n_train_grid] for run in range(params.n_seeds)]
+        [[_nearest_accuracies(params, run, n) for n in grid] for run in range(params.n_seeds)]
     ).transpose(2, 0, 1)
     metrics = {}
-    for place, n in enumerate(params.n_train_grid):
+    for place, n in enumerate(grid):
         metrics[f"test_accuracy_without_flips_n{n:g}"] = fraction_metric(clean[:, place])
         metrics[f"noise_cost_n{n:g}"] = seed_metric((clean - test)[:, place], (-1, 1))
         metrics[f"nearest_noise_cost_n{n:g}"] = seed_metric((nearest_clean - nearest)[:, place], (-1, 1))
-    metrics["noise_cost"] = metrics[f"noise_cost_n{params.n_train_grid[-1]:g}"]
-    metrics |= _attention_shifts(trained[params.n_train_grid[-1]], without[params.n_train_grid[-1]])
+    metrics["noise_cost"] = metrics[f"noise_cost_n{grid[-1]:g}"]
+    metrics |= _attention_shifts(trained[grid[-1]], without[grid[-1]])
 
     few = params.replace(n_seeds=min(params.n_seeds, CONTROL_SEEDS))
-    levels = sorted({*NOISE_LEVELS, params.label_noise})
-    by_level = [_fits_at(few.replace(label_noise=level), params.noise_n) for level in levels]
+    contrast = _contrast(few)
+    metrics["contrast_test_gain"] = seed_metric(_gain(contrast.test), (-1, 1))
+    metrics["contrast_noise_cost"] = seed_metric((contrast.without - contrast.test)[:, -1], (-1, 1))
+    by_level = {level: _fits_at(few.replace(label_noise=level), params.noise_n) for level in NOISE_LEVELS}
+    by_level |= {params.label_noise: _fits_at(few, params.noise_n), 0.0: without[params.noise_n][: few.n_seeds]}
+    by_level = dict(sorted(by_level.items()))
     return Exploration(
         fits=trained,
         clean_fits=without,
         nearest=nearest,
         nearest_clean=nearest_clean,
-        noise_levels=np.array(levels),
-        noise_flipped=np.array([[f.flipped[-1] for f in level] for level in by_level]).T,
-        noise_test=np.array([[f.test[-1] for f in level] for level in by_level]).T,
+        noise_levels=np.array(list(by_level)),
+        noise_flipped=last_values(by_level, "flipped"),
+        noise_test=last_values(by_level, "test"),
         choices=[_try(few, name, change) for name, change in other_choices(params).items()],
+        contrast=contrast,
         metrics=metrics,
     )
+
+
+def last_values(trained: dict[float, list[Fit]], name: str) -> np.ndarray:
+    """(runs, keys): the value after the last step of what `Fit` calls `name`."""
+    return np.array([[getattr(one, name)[-1] for one in runs] for runs in trained.values()]).T
+
+
+def _gain(test: np.ndarray) -> np.ndarray:
+    """(runs,): last column minus first, undefined where there is only one."""
+    return test[:, -1] - test[:, 0] if test.shape[1] > 1 else np.full(len(test), np.nan)
+
+
+def _contrast(params: Params) -> Contrast:
+    task = HARD_TASK if params.task == EASY_TASK else EASY_TASK
+    grid = [n for n in params.n_train_grid if n <= sources.pool_size(task)] or [sources.pool_size(task)]
+    there = params.replace(task=task, n_train_grid=grid)
+    return Contrast(task, grid, last_values(fits(there), "test"), last_values(fits(there, flips=False), "test"))
 
 
 def other_choices(params: Params) -> dict[str, dict]:
@@ -276,7 +309,6 @@ def other_choices(params: Params) -> dict[str, dict]:
     )
     return {
         "as in this chapter": {},
-        "step size × 3": {"step_size": 3 * params.step_size},
         "step size ÷ 3": {"step_size": params.step_size / 3},
         f"{other['optimizer']}, step size {other['step_size']:g}": other,
         "without MLP" if params.mlp_ratio else "with MLP": {"mlp_ratio": 0 if params.mlp_ratio else 2},

@@ -33,8 +33,9 @@ def tokens(clouds: tuple[list[chapter.TokenCloud], list[chapter.TokenCloud]]) ->
             plane.scatter(*cloud.plane.T, **style)
             lengths.scatter(np.linalg.norm(cloud.plane, axis=1), cloud.rest, **style)
         plane.set(title=title, xlabel="component along the first signal", ylabel="component along the second")
-        lengths.set(xlabel="length inside the signals' plane", ylabel="length outside of it", ylim=(0, None))
-        lengths.margins(y=0.15)
+        lengths.set(xlabel="length inside the signals' plane", ylabel="length outside of it")
+        longest = max(cloud.rest.max() for cloud in model)
+        lengths.set_ylim(-0.05 * longest, 1.15 * longest)
         handles, labels = plane.get_legend_handles_labels()
         plane.legend(handles[::-1], labels[::-1], loc="upper right")
     return figure
@@ -118,7 +119,8 @@ def sampler(found: chapter.SamplerCheck) -> Figure:
     ):
         densities = np.array([np.histogram(one, edges, density=True)[0] for one in samples])
         band(ax, centres, densities, name, PALETTE[color], (0, np.inf), **line)
-    ax.set(xlabel="log det of the Gram matrix", ylabel="density", ylim=(0, None))
+    ax.set(xlabel="log det of the Gram matrix", ylabel="density")
+    ax.set_ylim(0, 1.25 * ax.get_ylim()[1])
     ax.legend()
     return figure
 
@@ -145,26 +147,25 @@ def flips(found: chapter.Flips, n_train: int, label_noise: float) -> Figure:
 
 
 def natural_units(found: chapter.NaturalUnits) -> Figure:
-    """Attention over steps at one (c, b) for several sizes, and its distance from the limit."""
+    """Attention over steps at one (c, b) for several sizes, and how far from the limit it gets over d/n."""
     figure, (attention, distance) = plt.subplots(1, 2, figsize=(9.5, 4))
     styles = [("clean", "-"), ("test", "--"), ("fourth", ":"), ("other", "-.")]
     for trajectory, (color, line) in zip([*found.same, found.low], styles, strict=True):
         style = {"linestyle": line, "linewidth": 1.6}
         band(attention, found.steps, trajectory.clean, trajectory.name, PALETTE[color], (0, 1), **style)
         band(attention, found.steps, trajectory.noisy, "", PALETTE[color], (0, 1), **style)
-        away = np.abs(trajectory.clean - found.limit.clean)
-        later = found.steps > 1  # attention is uniform before
-        band(distance, found.steps[later], away[:, later], trajectory.name, PALETTE[color], (1e-6, 1), **style)
     for values in (found.limit.clean, found.limit.noisy):
         attention.plot(found.steps, values.mean(axis=0), color=PALETTE["theory"], linewidth=0.8)
     attention.plot([], [], color=PALETTE["theory"], linewidth=0.8, label=found.limit.name)
-    attention.annotate("clean samples", (found.steps[-1], 0.8), ha="right")
-    attention.annotate("noisy samples", (found.steps[-1], 0.14), ha="right")
     attention.set(xscale="log", xlabel="steps", ylabel="mean attention on the signal token", ylim=(0, 1))
-    attention.legend(loc="upper left")
-    distance.set(
-        xscale="log", yscale="log", xlabel="steps", ylabel="distance from the limit, clean samples", ylim=(1e-5, 1)
-    )
+    attention.legend(loc="center right")
+    ratios, dots = found.d_over_n, {"marker": "o", "markersize": 3.5}
+    band(distance, ratios, found.of_samples, "single samples", PALETTE["noisy"], (1e-9, 1), **dots)
+    band(distance, ratios, found.of_means, "means over samples", PALETTE["clean"], (1e-9, 1), **dots)
+    distance.plot(ratios, 0.5 * ratios**-0.5, color=PALETTE["theory"], linestyle="--", linewidth=1, label="slope −1/2")
+    distance.plot(ratios, 0.2 / ratios, color=PALETTE["theory"], linestyle=":", linewidth=1, label="slope −1")
+    distance.set(xscale="log", yscale="log", xlabel="d / n", ylabel="largest distance from the limit", ylim=(1e-6, 2))
+    distance.legend(loc="lower left")
     return figure
 
 
@@ -200,7 +201,11 @@ def meter_planes(params: chapter.Params, points: list[TokenSelectionParams]) -> 
     for point in points:
         right.plot(point.dim, point.signal_norm, "D", color=PALETTE["theory"], markersize=6)
         right.annotate(
-            f"({point.dim}, {point.signal_norm:g})", (point.dim, point.signal_norm), (8, -4), textcoords="offset points"
+            f"({point.dim}, {point.signal_norm:g})",
+            (point.dim, point.signal_norm),
+            (-8, 3),
+            textcoords="offset points",
+            ha="right",
         )
     right.set(
         xscale="log",

@@ -8,7 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
-from benign_attention.experiments.real_images import Exploration, Fit, Params, binomial_half_width, draw
+from benign_attention.experiments.real_images import (
+    MARGIN,
+    Exploration,
+    Fit,
+    Params,
+    binomial_half_width,
+    draw,
+    last_values,
+)
 from benign_attention.figures.style import PALETTE, band
 from benign_attention.realdata import sources
 
@@ -24,7 +32,7 @@ def images_and_attention(params: Params, found: Exploration) -> Figure:
     data, sample, names = sources.binary_task(params.task), draw(params, 0, n), sources.class_names(params.task)
     shown = np.r_[np.flatnonzero(~sample.flipped)[:KEPT_SHOWN], np.flatnonzero(sample.flipped)[:FLIPPED_SHOWN]]
     rows = ("image", "attention,\nwith flips", "attention,\nwithout")
-    figure, axes = plt.subplots(3, len(shown), figsize=(1.25 * len(shown), 4.2), squeeze=False)
+    figure, axes = plt.subplots(3, len(shown), figsize=(1.25 * len(shown), 3.9), squeeze=False)
     side = 28 // params.patch_size
     maps = [
         f.attention[shown].mean(1)[:, 1:].reshape(-1, side, side) for f in (found.fits[n][0], found.clean_fits[n][0])
@@ -56,12 +64,12 @@ def accuracy_against_n(params: Params, found: Exploration) -> Figure:
     flips, with its binomial error at the largest n drawn beside it."""
     grid = params.n_train_grid
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), width_ratios=(1, 1.5))
-    band(left, grid, _last(found.fits, "clean", grid), "kept labels", PALETTE["clean"], marker="o")
-    band(left, grid, _last(found.fits, "flipped", grid), "flipped labels", PALETTE["noisy"], marker="s", linestyle="--")
+    band(left, grid, last_values(found.fits, "clean"), "kept labels", PALETTE["clean"], marker="o")
+    band(left, grid, last_values(found.fits, "flipped"), "flipped labels", PALETTE["noisy"], marker="s", linestyle="--")
     left.axhline(0, alpha=0)
     left.set(title="training labels fitted", ylim=(0, 1.04), ylabel="share")
-    test = _last(found.fits, "test", grid)
-    without = _last(found.clean_fits, "test", grid)
+    test = last_values(found.fits, "test")
+    without = last_values(found.clean_fits, "test")
     band(right, grid, without, "no label flipped", PALETTE["clean"], (0, 1), marker="^", linestyle="--")
     band(
         right,
@@ -85,18 +93,18 @@ def accuracy_against_n(params: Params, found: Exploration) -> Figure:
     right.set(title="test accuracy (clean labels)", ylim=(0.4, 1))
     for ax in (left, right):
         _axis_of_n(ax, grid)
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         ax.legend(loc="lower left" if ax is left else "upper left", fontsize=8)
     return figure
 
 
-def noise_cost(params: Params, found: Exploration, margin: float) -> Figure:
+def noise_cost(params: Params, found: Exploration) -> Figure:
     """Test accuracy lost to the flips, against n, for the transformer and the nearest neighbour."""
     grid = np.array(params.n_train_grid)
     figure, ax = plt.subplots(figsize=(7, 3.8))
-    cost = _last(found.clean_fits, "test", grid) - _last(found.fits, "test", grid)
+    cost = last_values(found.clean_fits, "test") - last_values(found.fits, "test")
     expected = params.label_noise * (2 * found.nearest_clean.mean(0) - 1)
-    ax.axhspan(-margin, margin, color=PALETTE["neutral"], alpha=0.2, linewidth=0, label="would count as benign")
+    ax.axhspan(-MARGIN, MARGIN, color=PALETTE["neutral"], alpha=0.2, linewidth=0, label="would count as benign")
     ax.axhline(params.label_noise, color=PALETTE["theory"], linewidth=0.8, linestyle=":", label="label noise η")
     band(ax, grid, cost, "transformer", PALETTE["test"], marker="o")
     band(
@@ -119,7 +127,7 @@ def noise_cost(params: Params, found: Exploration, margin: float) -> Figure:
     )
     ax.set(ylabel="test accuracy lost to the flips")
     _axis_of_n(ax, grid)
-    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
@@ -148,8 +156,27 @@ def trajectories(params: Params, found: Exploration) -> Figure:
         )
         ax.set_xscale("symlog", linthresh=1)
         ax.set(title=f"n = {n}", xlabel="step", ylim=(0, 1.03), xlim=(0, params.n_steps))
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def two_tasks(params: Params, found: Exploration) -> Figure:
+    """Test accuracy with and without flips against n, for the chapter's task and the contrast task."""
+    contrast, grid = found.contrast, params.n_train_grid
+    figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.5), sharey=True)
+    for ax, task, n, test, without in (
+        (axes[0], params.task, grid, last_values(found.fits, "test"), last_values(found.clean_fits, "test")),
+        (axes[1], contrast.task, contrast.n_train_grid, contrast.test, contrast.without),
+    ):
+        band(ax, n, without, "no label flipped", PALETTE["clean"], (0, 1), marker="^", linestyle="--")
+        band(ax, n, test, "with flips", PALETTE["test"], (0, 1), marker="o")
+        ax.axhline(1 - params.label_noise, color=PALETTE["theory"], linewidth=0.8, linestyle=":", label="1 − η")
+        ax.set(title=f"{' against '.join(sources.class_names(task).values())}", ylim=(0.5, 1.01))
+        _axis_of_n(ax, n)
+    axes[0].set_ylabel("test accuracy")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[1].legend(fontsize=8, loc="lower right")
     return figure
 
 
@@ -161,7 +188,7 @@ def heavy_noise(params: Params, found: Exploration) -> Figure:
     band(ax, levels, found.noise_test, "test accuracy", PALETTE["test"], (0, 1), marker="o")
     ax.axhline(0.5, color=PALETTE["theory"], linewidth=0.8, linestyle=":", label="guessing")
     ax.set(xlabel="label noise η", ylim=(0.3, 1.03), title=f"n = {params.noise_n}")
-    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -176,22 +203,17 @@ def choices(params: Params, found: Exploration) -> Figure:
             if dots:
                 ax.plot(np.mean(dots), -place, "|", color=PALETTE["theory"], markersize=14)
     axes[0].set(title="flipped labels fitted", xlim=(-0.03, 1.03))
-    axes[1].set(title="test accuracy", xlim=(0.5, 1))
+    axes[1].set(title="test accuracy", xlim=(0.4, 1))
     axes[0].set_yticks(-np.arange(len(found.choices)), [choice.name for choice in found.choices])
     axes[0].set_ylim(-len(found.choices) + 0.4, 0.6)
     for ax in axes:
-        ax.xaxis.set_major_formatter(PercentFormatter(1))
+        ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     figure.suptitle(f"n = {params.choices_n}", fontsize=10)
     return figure
 
 
 def _all(fits: list[Fit], name: str) -> np.ndarray:
     return np.array([getattr(one, name) for one in fits])
-
-
-def _last(fits: dict[int, list[Fit]], name: str, grid) -> np.ndarray:
-    """(runs, n) values after the last step."""
-    return np.array([[getattr(one, name)[-1] for one in fits[n]] for n in grid]).T
 
 
 def _axis_of_n(ax: Axes, grid) -> None:
