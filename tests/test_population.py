@@ -61,7 +61,7 @@ def check_fresh_samples(n_tokens, c, b, steps, n_samples):
             for q, x in enumerate(((margins < 0).double(), torch.log1p(torch.exp(-margins)), attention)):
                 sums[k, q] += x.sum().item(), (x**2).sum().item()
     means = sums[..., 0] / n_samples
-    errors = np.sqrt((sums[..., 1] / n_samples - means**2) / n_samples)
+    errors = np.sqrt(np.maximum(sums[..., 1] / n_samples - means**2, 0) / n_samples)
     for k, t in enumerate(steps):
         exact = [
             getattr(population, name)(training, states[t], signal_norm)
@@ -198,7 +198,8 @@ def around(centre, smallest, largest):
 def reference(signal_logit, signal_value, sd_p, slope, sd_v, with_loss=True):
     """(test error, attention, loss if asked for) by adaptive integration.
 
-    Nodes crowd where attention or the sign of the output turns. Given z the loss is `expected_softplus`, which has its own tests below.
+    Nodes crowd where attention or the sign of the output turns. Given z the loss is `expected_softplus`, which has
+    its own tests below.
     """
     totals = np.zeros(2 + with_loss)
     for y, P, V in zip((1.0, -1.0), signal_logit, signal_value, strict=True):

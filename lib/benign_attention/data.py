@@ -139,7 +139,7 @@ def draw_token_selection(params: TokenSelectionParams, rng: np.random.Generator)
     n = params.n_train
     clean = np.where(np.arange(n) % 2 == 0, 1.0, -1.0)
     labels = clean.copy()
-    flips = math.ceil(n * params.label_noise)
+    flips = math.ceil(round(n * params.label_noise, 9))  # 100 * 0.07 is a little more than 7
     by_class = [rng.permutation(np.flatnonzero(clean == y)) for y in (1, -1)]
     for k, y in enumerate((1, -1)):
         labels[by_class[k][: (flips + 1 - k) // 2]] = -y

@@ -26,8 +26,8 @@ class SingleHeadAttention(nn.Module):
 
 
 def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean of log(1 + exp(-y f))."""
-    return nn.functional.softplus(-labels * outputs).mean()
+    """Mean of log(1 + exp(-y f)); unlike torch's softplus exact at every margin."""
+    return -nn.functional.logsigmoid(labels * outputs).mean()
 
 
 def gradient_descent(

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import expit, log_ndtr, logsumexp
 
 from benign_attention.data import SingleHeadParams
+from benign_attention.parameters import ParameterError
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ def limit_step(point: LimitPoint, state: LimitState) -> LimitState:
 
 
 def limit_gradient_descent(point: LimitPoint, n_steps: int) -> Iterator[LimitState]:
-    """Yields the state of the orthogonal limit after steps 1, ..., n_steps from zero."""
+    """Yields the state of the orthogonal limit after steps 1, ..., n_steps from zero.
+
+    For T > 2 the limit is symmetric among a sample's noise tokens. Gradient descent at finite d/n leaves that symmetry
+    after a few tens of steps, when one of them wins: do not trust the limit there at late times.
+    """
     zero = np.zeros(
         np.broadcast_shapes(*(np.shape(x) for x in (point.c, point.b, point.label_noise, point.class_fraction)))
     )
@@ -114,6 +119,8 @@ def two_step_closed_form(point: LimitPoint) -> LimitState:
     The attention follows from the logits exactly; values are those of step 1 plus the second step's increment.
     Derived in chapter two_step_gd, "After two steps"; the setting of Magen et al. 2025, Theorem 3.3.
     """
+    if np.any(np.asarray(point.class_fraction) != 0.5):
+        raise ParameterError(f"class_fraction must be 0.5 for the closed form, got {point.class_fraction}")
     T, b, c, eta = point.n_tokens, point.b, point.c, point.label_noise
     k, e = T - 1, 1 - 2 * eta
     S, N = b * c**2 * e / (4 * T), b / (2 * T)
