@@ -44,14 +44,14 @@ def test_the_whole_interval_decides(interval, outcome):
 
 def test_a_metric_that_was_not_measured_is_not_run():
     verdict = judge(claim(), {})
-    assert verdict.outcome == "not run" and "error" in verdict.detail
+    assert verdict.outcome == "not run" and "error" in verdict.details[0]
 
 
 def test_support_here_and_not_there_is_support_in_part_and_names_the_place():
     there = {"metric": "error_far", "where": "far away", "supported": {"below": 0.1}, "refuted": {"above": 0.2}}
     far = {"error": metric(0.01, 0.02), "error_far": metric(0.4, 0.5)}
     verdict = judge(claim(also=[there]), far)
-    assert verdict.outcome == "supported in part" and "far away: refuted" in verdict.detail
+    assert verdict.outcome == "supported in part" and verdict.details[1].startswith("far away: refuted")
     assert judge(claim(also=[there]), {**far, "error_far": metric(0.0, 0.01)}).outcome == "supported"
     assert judge(claim(also=[there]), {**far, "error": metric(0.4, 0.5)}).outcome == "refuted"
 

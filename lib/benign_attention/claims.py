@@ -74,11 +74,11 @@ class Claim(Condition):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a claim on a set of metrics; `detail` says which numbers decided."""
+    """The outcome of a claim on a set of metrics; `details` says which numbers decided, here and elsewhere."""
 
     claim: Claim
     outcome: Outcome
-    detail: str
+    details: tuple[str, ...]
 
 
 def load_claims(chapter: str | None = None, path: Path = paths.CLAIMS) -> list[Claim]:
@@ -92,14 +92,11 @@ def judge(claim: Claim, metrics: dict[str, Metric]) -> Verdict:
     """Supported if the whole interval lies in the supported region, refuted if it lies in the
     refuted one, else inconclusive; supported in part when it holds here and not elsewhere."""
     outcome = claim.verdict(metrics)
-    detail = [
-        f"{claim.metric} = {metrics[claim.metric]}" if claim.metric in metrics else f"{claim.metric} not measured"
-    ]
+    details = [f"{claim.metric} = {metrics.get(claim.metric, 'not measured')}"]
     for condition in claim.also:
         there = condition.verdict(metrics)
-        detail.append(
-            f"{condition.where}: {there} ({condition.metric} = {metrics.get(condition.metric, 'not measured')})"
-        )
+        number = f"{condition.metric} = {metrics.get(condition.metric, 'not measured')}"
+        details.append(f"{condition.where}: {there}, {number}")
         if outcome == "supported" and there != "supported":
             outcome = "supported in part"
-    return Verdict(claim, outcome, "; ".join(detail))
+    return Verdict(claim, outcome, tuple(details))

@@ -34,9 +34,12 @@ class VerdictBox:
 
     @staticmethod
     def _bundle(verdicts: list[Verdict]) -> dict:
+        def details(verdict: Verdict) -> str:
+            return "".join(f'<div class="verdict-detail">{escape(line)}</div>' for line in verdict.details)
+
         rows = "".join(
             f'<tr class="verdict-{v.outcome.replace(" ", "-")}"><td>{escape(v.claim.id)}</td>'
-            f'<td>{escape(v.claim.says)}<div class="verdict-detail">{escape(v.detail)}</div></td>'
+            f"<td>{escape(v.claim.says)}{details(v)}</td>"
             f'<td class="verdict-outcome">{v.outcome}</td></tr>'
             for v in verdicts
         )
