@@ -26,7 +26,7 @@ UNIT = (0.0, 1.0)
 
 def margins(found: Margins) -> Figure:
     """Training margins after steps 1 and 2, clean and noisy samples, with the limit's values."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 2.9), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True)
     for step, ax in enumerate(axes):
         values = np.concatenate([found.clean[step], found.noisy[step]])
         bins = np.linspace(min(values.min(), 0), values.max(), 45)
@@ -44,7 +44,7 @@ def margins(found: Margins) -> Figure:
 
 def error_after_one_step(found: ErrorAfterOneStep) -> Figure:
     """Test error after step 1 over c for several d/n, with the formula."""
-    figure, ax = plt.subplots(figsize=(7.4, 3.2))
+    figure, ax = plt.subplots(figsize=(7.2, 3.1))
     for ratio, measured, balanced, color in zip(found.d_over_n, found.measured, found.balanced, SERIES, strict=False):
         band(ax, found.c, measured, f"$d/n = {ratio:g}$", color, log=True, marker="o", markersize=4, linestyle="none")
         ax.plot(found.c, balanced, color=color, linewidth=1)
@@ -73,7 +73,7 @@ def closed_form(found: ClosedForm) -> Figure:
 
 def trajectory(found: Trajectory) -> Figure:
     """Accuracy and attention over gradient steps."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.1), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7, 3), sharex=True)
     s = found.summary
     for name, label, color in (
         ("train_accuracy", "train, given labels", PALETTE["clean"]),
@@ -102,7 +102,7 @@ MAPS = (
 def step_size_map(found: StepSizeMap, mark: tuple[float, float]) -> Figure:
     """Four maps over (c, b) for every label noise; `mark` is the chapter's own point (c, b)."""
     n = len(found.label_noise)
-    figure, axes = plt.subplots(n, 4, figsize=(9.6, 0.9 + 2.0 * n), sharex=True, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(n, 4, figsize=(8, 0.9 + 1.75 * n), sharex=True, sharey=True, squeeze=False)
     limits = {
         "train_accuracy": (found.limit_fitted.astype(float), 0.5),
         "clean_attention": (found.limit_clean_attention, 0.5),
@@ -159,7 +159,7 @@ def windows(found: Windows, n_tokens: int) -> Figure:
 
 def signal_sweep(found: SignalSweep, label_noise: float) -> Figure:
     """Attention, test accuracy and the head's signal share over signal strength."""
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.3), sharex=True)
+    figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.2), sharex=True)
     for name in ("clean", "noisy"):
         band(axes[0], found.c, getattr(found.step2, f"{name}_attention"), f"{name}, fixed $b$", PALETTE[name], UNIT)
     band(
@@ -220,7 +220,7 @@ def dimension_sweep(found: DimensionSweep, n_train: int, c: float) -> Figure:
 
 def token_sweep(found: TokenSweep) -> Figure:
     """Attention on the signal over step size for several T; shaded where every label is fitted."""
-    figure, axes = plt.subplots(1, len(found.n_tokens), figsize=(9, 3), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(found.n_tokens), figsize=(7.4, 2.9), sharey=True, squeeze=False)
     for k, (ax, T) in enumerate(zip(axes[0], found.n_tokens, strict=True)):
         for name, limit in (("clean", found.limit_clean_attention), ("noisy", found.limit_noisy_attention)):
             values = getattr(found.summary, f"{name}_attention")[k]
