@@ -105,7 +105,7 @@ def test_deviation_from_the_closed_form_falls_with_slope_one_half(explored):
 
 def test_window_of_the_limit_at_c_2():
     """Theory alone: 2.1 to 7.0 at 0.05, and empty at 0.2; the grid has steps of 5 %."""
-    found = two_step_gd.windows(Params(n_train=4, dim=40, n_seeds=1))
+    found = two_step_gd.windows(Params(n_train=4, dim=40, n_seeds=1), margin=0.0)
     at = dict(zip(found.label_noise, found.limit, strict=True))
     assert at[0.05] == pytest.approx([2.1, 7.0], rel=0.06)
     assert np.isnan(at[0.2]).all()

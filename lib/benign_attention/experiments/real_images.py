@@ -245,7 +245,8 @@ def explore(params: Params) -> Exploration:
     Metrics, at every n: `test_accuracy_without_flips_n<k>`; `noise_cost_n<k>`, that accuracy minus the one with flips
     (same images, same initial weights); `nearest_noise_cost_n<k>`, the same for the nearest neighbour. At the largest
     n: `noise_cost`; `attention_shift_flipped` and `attention_shift_kept`, how far the class token's attention on a
-    training image moved because of the flips (total variation, mean over heads and images). On the contrast task:
+    training image moved because of the flips (total variation, mean over heads and images), and `attention_shift_difference`
+    between the two, run by run. On the contrast task:
     `contrast_test_gain` and `contrast_noise_cost`, as `test_gain` and `noise_cost`.
     """
     grid = params.n_train_grid
@@ -341,7 +342,11 @@ def _attention_shifts(trained: list[Fit], without: list[Fit]) -> dict[str, Metri
     moved = [np.abs(a.attention - b.attention).sum(-1).mean(-1) / 2 for a, b in zip(trained, without, strict=True)]
     flipped = [_share(shift[one.is_flipped]) for shift, one in zip(moved, trained, strict=True)]
     kept = [_share(shift[~one.is_flipped]) for shift, one in zip(moved, trained, strict=True)]
-    return {"attention_shift_flipped": fraction_metric(flipped), "attention_shift_kept": fraction_metric(kept)}
+    return {
+        "attention_shift_flipped": fraction_metric(flipped),
+        "attention_shift_kept": fraction_metric(kept),
+        "attention_shift_difference": seed_metric(np.subtract(flipped, kept), (-1, 1)),
+    }
 
 
 def binomial_half_width(accuracy: float, n_test: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -27,6 +28,8 @@ class Params(ChapterParams, SingleHeadParams):
     map_label_noise: list[FlipProbability] = Field(
         [0.0, 0.05, 0.1, 0.2], min_length=1, description="label noise of the maps"
     )
+
+    HOUSEKEEPING: ClassVar[tuple[str, ...]] = (*ChapterParams.HOUSEKEEPING, "map_points")
 
 
 def _draw(params: Params, **point) -> TrainingSet:
@@ -257,13 +260,14 @@ def step_size_map(params: Params) -> StepSizeMap:
 
 @dataclass(frozen=True)
 class Windows:
-    """Step sizes b at which all labels are fitted after two steps and clean attention exceeds 1/T.
+    """Step sizes b at which all labels are fitted after two steps and clean attention exceeds 1/T + margin.
 
     measured : (label noise, n_seeds, 2), limit : (label noise, 2): lower and upper end, nan where the window is empty.
     fitted, clean_attention : (label noise, n_seeds, b).
     """
 
     c: float
+    margin: float
     b: np.ndarray
     label_noise: np.ndarray
     measured: np.ndarray
@@ -282,9 +286,12 @@ def _window(b: np.ndarray, inside: np.ndarray) -> np.ndarray:
     return np.where(inside.any(axis=-1), ends, np.nan)
 
 
-def windows(params: Params, c: float = 2.0, label_noise=(0.0, 0.05, 0.1, 0.2)) -> Windows:
-    """The window of step sizes at one c, for several label noises."""
-    b = np.geomspace(0.1, 200.0, 150)
+def windows(params: Params, c: float = 2.0, label_noise=(0.0, 0.05, 0.1, 0.2), margin: float = 0.02) -> Windows:
+    """The window of step sizes at one c, for several label noises.
+
+    Without a margin the upper end at label noise 0 would be rounding: there attention tends to 1/T from above.
+    """
+    b, selective = np.geomspace(0.1, 200.0, 150), 1 / params.n_tokens + margin
     rho, beta = from_natural_units(c, b, params.n_train, params.dim)
     eta = np.array(label_noise)
     measured, accuracy, attention = [], [], []
@@ -292,14 +299,14 @@ def windows(params: Params, c: float = 2.0, label_noise=(0.0, 0.05, 0.1, 0.2)) -
         training = _draw(params, label_noise=noise, part="window").with_axes(1)
         *_, state = reduced.gradient_descent(training, rho, beta, 2)
         s = summarize(training, state, rho)
-        inside = (s.train_accuracy == 1) & (s.clean_attention > 1 / params.n_tokens)
+        inside = (s.train_accuracy == 1) & (s.clean_attention > selective)
         measured.append(np.moveaxis(_window(b, inside), 0, -1))
         accuracy.append(s.train_accuracy)
         attention.append(s.clean_attention)
     limit = theory.two_step_closed_form(theory.LimitPoint(c, b, eta[:, None], params.n_tokens))
     fitted = (limit.clean_margin > 0) & ((limit.noisy_margin > 0) | (eta[:, None] == 0))
-    ends = np.moveaxis(_window(b, fitted & (limit.clean_attention > 1 / params.n_tokens)), 0, -1)
-    return Windows(c, b, eta, np.array(measured), ends, np.array(accuracy), np.array(attention))
+    ends = np.moveaxis(_window(b, fitted & (limit.clean_attention > selective)), 0, -1)
+    return Windows(c, margin, b, eta, np.array(measured), ends, np.array(accuracy), np.array(attention))
 
 
 @dataclass(frozen=True)
@@ -415,6 +422,8 @@ class Explored:
     trajectory: Trajectory
     map: StepSizeMap
     windows: Windows
+    clear_windows: Windows
+    strong_window: Windows
     signal: SignalSweep
     dimension: DimensionSweep
     tokens: TokenSweep
@@ -431,6 +440,8 @@ def explore(params: Params) -> Explored:
         "trajectory": trajectory(params),
         "map": step_size_map(params),
         "windows": windows(params),
+        "clear_windows": windows(params, margin=0.05),
+        "strong_window": windows(params, c=3.0, label_noise=(0.05,)),
         "signal": signal_sweep(params),
         "dimension": dimension_sweep(params),
         "tokens": token_sweep(params),
@@ -444,20 +455,27 @@ def _best_attention(train_accuracy: np.ndarray, clean_attention: np.ndarray) -> 
     return np.where(np.isfinite(best), best, np.nan)
 
 
-def _claim_metrics(closed_form, trajectory, windows, signal, dimension, tokens, **_) -> dict[str, Metric]:
+def _claim_metrics(
+    closed_form, trajectory, windows, clear_windows, strong_window, signal, dimension, tokens, **_
+) -> dict[str, Metric]:
     at_c = {c: k for k, c in enumerate(signal.c)}
     at_d = {ratio: k for k, ratio in enumerate(dimension.d_over_n)}
     step2, late, weak = signal.step2, signal.late, at_c[0.3]
     product = signal.constant_product.clean_attention
-    widths = dict(zip(windows.label_noise, windows.log_width, strict=True))
+    best = dict(
+        zip(windows.label_noise, map(_best_attention, windows.train_accuracy, windows.clean_attention), strict=True)
+    )
+    strong = _best_attention(strong_window.train_accuracy[0], strong_window.clean_attention[0])
+    widths = dict(zip(clear_windows.label_noise, clear_windows.log_width, strict=True))
     metrics = {
         "closed_form_deviation_slope": seed_metric(closed_form.slope),
         "train_accuracy_late": fraction_metric(trajectory.summary.train_accuracy[:, -1]),
         "test_accuracy_late": fraction_metric(trajectory.summary.test_accuracy[:, -1]),
         "head_share_c5_minus_c1": seed_metric(signal.head_share[:, at_c[5.0]] - signal.head_share[:, at_c[1.0]]),
-        "clean_attention_c2_minus_c4": seed_metric(
-            step2.clean_attention[:, at_c[2.0]] - step2.clean_attention[:, at_c[4.0]]
+        "clean_attention_c2_minus_c3": seed_metric(
+            step2.clean_attention[:, at_c[2.0]] - step2.clean_attention[:, at_c[3.0]]
         ),
+        "best_clean_attention_c2_minus_c3": seed_metric(best[0.05] - strong),
         "clean_attention_c1_minus_c2": seed_metric(
             step2.clean_attention[:, at_c[1.0]] - step2.clean_attention[:, at_c[2.0]]
         ),
@@ -470,11 +488,9 @@ def _claim_metrics(closed_form, trajectory, windows, signal, dimension, tokens, 
         "test_accuracy_step2_c5": fraction_metric(step2.test_accuracy[:, at_c[5.0]]),
         "window_log_width_gain_without_noise": seed_metric(widths[0.0] - widths[0.05]),
     }
-    for eta, accuracy, attention, width in zip(
-        windows.label_noise, windows.train_accuracy, windows.clean_attention, windows.log_width, strict=True
-    ):
-        metrics[f"best_clean_attention_eta{eta:g}"] = fraction_metric(_best_attention(accuracy, attention))
-        metrics[f"window_log_width_eta{eta:g}"] = seed_metric(width, (0, np.inf))
+    for eta in windows.label_noise:
+        metrics[f"best_clean_attention_eta{eta:g}"] = fraction_metric(best[eta])
+        metrics[f"window_log_width_eta{eta:g}"] = seed_metric(widths[eta], (0, np.inf))
     for T, accuracy, attention in zip(
         tokens.n_tokens, tokens.summary.train_accuracy, tokens.summary.clean_attention, strict=True
     ):

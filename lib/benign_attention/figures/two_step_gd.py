@@ -99,14 +99,14 @@ MAPS = (
 )
 
 
-def step_size_map(found: StepSizeMap, mark: tuple[float, float]) -> Figure:
+def step_size_map(found: StepSizeMap, mark: tuple[float, float], n_tokens: int) -> Figure:
     """Four maps over (c, b) for every label noise; `mark` is the chapter's own point (c, b)."""
     n = len(found.label_noise)
     figure, axes = plt.subplots(n, 4, figsize=(8, 0.9 + 1.75 * n), sharex=True, sharey=True, squeeze=False)
     limits = {
         "train_accuracy": (found.limit_fitted.astype(float), 0.5),
-        "clean_attention": (found.limit_clean_attention, 0.5),
-        "noisy_attention": (found.limit_noisy_attention, 0.5),
+        "clean_attention": (found.limit_clean_attention, 1 / n_tokens),
+        "noisy_attention": (found.limit_noisy_attention, 1 / n_tokens),
     }
     for row, noise in enumerate(found.label_noise):
         for ax, (name, title) in zip(axes[row], MAPS, strict=True):
