@@ -22,7 +22,7 @@ def explored():
 def test_the_figure_configuration_overfits_benignly_in_two_steps():
     metrics = measure(Params())
     assert metrics["train_accuracy_step1"].value < 0.98
-    assert metrics["train_accuracy_step2"].per_seed == [1.0] * 5
+    assert metrics["train_accuracy_step2"].per_seed == [1.0] * 10
     assert min(metrics["test_accuracy_step2"].per_seed) > 1 - 1e-12
     assert metrics["clean_signal_attention_step2"].value == pytest.approx(0.58, abs=0.05)
     assert metrics["noisy_signal_attention_step2"].value == pytest.approx(0.047, abs=0.01)

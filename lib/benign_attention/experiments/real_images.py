@@ -245,8 +245,8 @@ def explore(params: Params) -> Exploration:
     Metrics, at every n: `test_accuracy_without_flips_n<k>`; `noise_cost_n<k>`, that accuracy minus the one with flips
     (same images, same initial weights); `nearest_noise_cost_n<k>`, the same for the nearest neighbour. At the largest
     n: `noise_cost`; `attention_shift_flipped` and `attention_shift_kept`, how far the class token's attention on a
-    training image moved because of the flips (total variation, mean over heads and images), and `attention_shift_difference`
-    between the two, run by run. On the contrast task:
+    training image moved because of the flips (total variation, mean over heads and images) and
+    `attention_shift_difference` between the two, run by run. On the contrast task:
     `contrast_test_gain` and `contrast_noise_cost`, as `test_gain` and `noise_cost`.
     """
     grid = params.n_train_grid

@@ -24,6 +24,7 @@ D_OVER_N = np.array([2, 5, 20, 100, 500, 2_500, 12_500, 100_000, 1_000_000])
 class Params(ChapterParams, SingleHeadParams):
     """The figure configuration is the default: c = 2.12, b = 5."""
 
+    n_seeds: int = Field(10, ge=1, description="independent runs behind every interval")
     map_points: int = Field(21, ge=3, description="points on each axis of the (c, b) maps")
     map_label_noise: list[FlipProbability] = Field(
         [0.0, 0.05, 0.1, 0.2], min_length=1, description="label noise of the maps"
