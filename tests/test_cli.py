@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benign_attention import chapters, cli
+from benign_attention import chapters, cli, paths
 from benign_attention.experiments import CHAPTERS
 
 
@@ -35,7 +35,7 @@ def test_chapters_lists_every_chapter_with_types_defaults_and_help(capsys):
         (["run", "two_step_dg"], "did you mean two_step_gd?"),
         (["run", "two_step_gd", "-p", "label_noise", "0.7"], "label_noise must be a number in [0, 0.5), got 0.7"),
         (["run", "two_step_gd", "-p", "n_tokens", "1"], "n_tokens must be a whole number of at least 2, got 1"),
-        (["run", "two_step_gd", "-p", "dim", "2"], "dim must be a whole number of at least 3, got 2"),
+        (["run", "two_step_gd", "-p", "dim", "2"], "dim must be a whole number in [3, 1e+15], got 2"),
         (["run", "two_step_gd", "-p", "signal_norm", ".inf"], "signal_norm must be a number"),
         (["run", "two_step_gd", "-p", "step_size", "[1, 2]"], "step_size must be a number"),
         (["run", "two_step_gd", "-p", "step_size", "{"], "step_size must be a number"),
@@ -45,6 +45,15 @@ def test_chapters_lists_every_chapter_with_types_defaults_and_help(capsys):
         (["run", "two_step_gd", "-f", "no/such/file.yml"], "'no/such/file.yml' cannot be read"),
         (["run", "two_step_gd", "--out", "/dev/null"], "--out must be a folder that can be written, got '/dev/null'"),
         (["run", "two_step_gd", "-p", "dim"], "'-p' requires 2 arguments"),
+        (["run", "two_step_gd", "-p", "n_train", "2000-13-45"], "n_train must be a whole number"),
+        (["run", "two_step_gd", "-p", "seed", "1" * 5000], "seed must be a whole number"),
+        (["run", "two_step_gd", "-p", "map_label_noise", "[" * 3000], "map_label_noise must be a non-empty list"),
+        (["run", "two_step_gd", "-p", "dim", "10" * 20], "dim must be a whole number in [3, 1e+15]"),
+        (["run", "two_step_gd", "-p", "signal_norm", "1e300"], "signal_norm must be a number in [1e-15, 1e+15]"),
+        (["run", "two_step_gd", "-p", "N_TRAIN", "10"], "did you mean n_train?"),
+        (["run", "two_step_gd", "-p", "record_path", "x" * 300], "record_path must be a file that can be written"),
+        (["run", "two_step_gd", "--out", "x" * 300], "--out must be a folder that can be written"),
+        (["run", "two_step_gd", "--out", str(paths.BOOK)], "--out must be a folder for results"),
         (["run"], "Missing argument 'CHAPTER'"),
         (["runn"], "No such command 'runn'"),
     ],

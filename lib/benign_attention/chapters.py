@@ -20,9 +20,10 @@ from benign_attention.parameters import ChapterParams, ParameterError, allowed
 from benign_attention.records import MIME, require_writable, scale_values, write_json
 
 KERNEL = "python3"
-KERNEL_OPTIONS = ["--IPKernelApp.log_level=ERROR"]
+KERNEL_OPTIONS = ["--IPKernelApp.log_level=CRITICAL"]
 ATTEMPTS = 3
 STARTING_SECONDS = 60.0
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # dates like 2000-13-45, numbers of 5000 digits, deep nesting
 
 
 class ChapterError(RuntimeError):
@@ -94,7 +95,7 @@ def parse(params_class: type[ChapterParams], name: str, text: str) -> Any:
         return text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except NOT_YAML:
         raise ParameterError(f"{name} must be {allowed(field)}, got {text!r}") from None
 
 
@@ -103,7 +104,9 @@ def known_field(params_class: type[ChapterParams], name: str):
     fields = params_class.model_fields
     if name not in fields:
         names = ", ".join(parameter_names(params_class))
-        raise ParameterError(f"{name} is not a parameter{_nearest(str(name), fields)}; the parameters are {names}")
+        raise ParameterError(
+            f"{name or repr(name)} is not a parameter{_nearest(str(name), fields)}; the parameters are {names}"
+        )
     return fields[name]
 
 
@@ -122,10 +125,12 @@ def read_parameters(file: Path) -> dict:
         The file cannot be read, or is not a mapping from names to values.
     """
     try:
-        values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise ParameterError(f"parameters file {str(file)!r} cannot be read ({_reason(error)})") from None
-    except yaml.YAMLError as error:
+    try:
+        values = yaml.safe_load(text)
+    except NOT_YAML as error:
         raise ParameterError(f"parameters file {str(file)!r} is not YAML ({_one_line(str(error))})") from None
     if values is None:
         return {}
@@ -269,15 +274,21 @@ def _papermill_error() -> type[Exception]:
 
 def _work_folder(out: Path, results: tuple[Path, ...]) -> tempfile.TemporaryDirectory:
     """A folder beside the results, so that moving them into place is atomic."""
-    for result in results:
-        if result.is_dir():
-            raise ParameterError(
-                f"--out must be a folder for results, got {str(out)!r}: {result.name} is a folder there"
-            )
     try:
+        if out.resolve() == paths.BOOK.resolve():
+            raise ParameterError(
+                f"--out must be a folder for results, got {str(out)!r}: the chapters' sources are there"
+            )
+        for result in results:
+            if result.is_dir():
+                raise ParameterError(
+                    f"--out must be a folder for results, got {str(out)!r}: {result.name} is a folder there"
+                )
         out.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=out, prefix=".running-")
-    except OSError as error:
+    except ParameterError:
+        raise
+    except (OSError, ValueError) as error:
         raise ParameterError(
             f"--out must be a folder that can be written, got {str(out)!r} ({_reason(error)})"
         ) from None
@@ -299,7 +310,7 @@ def _notebook_text(notebook) -> str:
 
 
 def _nearest(name: str, known) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -78,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns 0, 2 for a mistake in the input, or 1 for a failed chapter, and says why in one line."""
     from benign_attention.parameters import ParameterError
 
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         cli.main(arguments, prog_name="benign-attention", standalone_mode=False)
         return 0
@@ -89,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(f"Error: {error}", 2)
     except click.Abort:
         return _complain("Error: interrupted", 130)
+    except OSError as error:
+        return _complain(f"Error: {error}", 1)
     except RuntimeError as error:
         from benign_attention.chapters import ChapterError
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-SamplesCount = Annotated[int, Field(ge=2)]
-Dimension = Annotated[int, Field(ge=3)]
+SamplesCount = Annotated[int, Field(ge=2, le=10**9)]
+Dimension = Annotated[int, Field(ge=3, le=10**15)]
 TokensCount = Annotated[int, Field(ge=2)]
 StepsCount = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(ge=1e-15, le=1e15)]
 NonNegative = Annotated[float, Field(ge=0)]
 FlipProbability = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -81,9 +81,17 @@ def allowed(field, item: bool = False) -> str:
 def _hint(field, value, item: bool) -> str:
     if isinstance(value, str) and get_origin(field.annotation) is list and not item:
         return " (this is text, not a list: with papermill use -y, or benign-attention run)"
-    if isinstance(value, str) and field.annotation in (int, float):
+    if isinstance(value, str) and field.annotation in (int, float) and _reads_as_number(value):
         return " (this is text: YAML reads 1e-3 as text, write 1.0e-3)"
     return ""
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class ChapterParams(Parameters):

@@ -50,7 +50,8 @@ def seed_metric(per_seed, bounds: tuple[float, float] = (-math.inf, math.inf)) -
     """Mean over seeds with a 95 % Student t interval, clipped to `bounds`.
 
     Values that are not finite are undefined for their seed and are left out; with fewer than two
-    defined values there is no interval.
+    defined values there is no interval. Where all seeds agree the interval has no width: it then says nothing about how
+    often another seed would differ.
     """
     values = [float(x) if np.isfinite(x) else None for x in np.asarray(per_seed, float).ravel()]
     defined = np.array([x for x in values if x is not None])
@@ -157,7 +158,11 @@ def write_json(path: Path, data: dict, parameter: str = "path") -> None:
 
 def require_writable(path: Path, parameter: str = "path") -> None:
     """Refuse a path that `write_json` could not write, before any work is done for it."""
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except (OSError, ValueError) as error:
+        raise _not_writable(path, parameter, error) from None
+    if is_folder:
         raise _not_writable(path, parameter, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     _draft_beside(path, parameter).unlink()
 
@@ -166,11 +171,12 @@ def _draft_beside(path: Path, parameter: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _not_writable(path, parameter, error) from None
     os.close(descriptor)
     return Path(name)
 
 
-def _not_writable(path: Path, parameter: str, error: OSError) -> ParameterError:
-    return ParameterError(f"{parameter} must be a file that can be written, got {str(path)!r} ({error.strerror})")
+def _not_writable(path: Path, parameter: str, error: OSError | ValueError) -> ParameterError:
+    reason = getattr(error, "strerror", None) or error
+    return ParameterError(f"{parameter} must be a file that can be written, got {str(path)!r} ({reason})")

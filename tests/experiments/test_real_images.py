@@ -136,7 +136,7 @@ def test_watched_steps_hold_the_ends_once():
         ({"n_train_grid": [50, 3001]}, "n_train_grid[1] must be at most 3000 for task odd_even, got 3001"),
         ({"n_train_grid": [50, 50]}, "n_train_grid must increase, got [50, 50]"),
         ({"n_train_grid": []}, "n_train_grid must be a non-empty list of whole numbers, got []"),
-        ({"n_train_grid": [1]}, "n_train_grid[0] must be a whole number of at least 2, got 1"),
+        ({"n_train_grid": [1]}, "n_train_grid[0] must be a whole number in [2, 1e+09], got 1"),
         ({"n_heads": 3}, "n_heads must divide dim, got n_heads 3 and dim 64"),
         ({"patch_size": 5}, "patch_size must divide 28, got 5"),
         ({"optimizer": "sgd"}, "optimizer must be one of adam, gd, got 'sgd'"),
@@ -153,3 +153,8 @@ def test_bad_parameters_are_refused_in_one_line(values, message):
 def test_the_pool_is_as_large_as_the_parameters_believe():
     for task in ("odd_even", "0-1"):
         assert len(sources.binary_task(task).pool_images) == sources.pool_size(task)
+
+
+def test_a_diverged_network_has_no_accuracy():
+    metrics = chapter.measure(SMALL.replace(optimizer="gd", step_size=1e15, n_train_grid=[40], n_steps=3, n_seeds=1))
+    assert metrics["test_accuracy_n40"].value is None and metrics["train_accuracy_n40"].value is None

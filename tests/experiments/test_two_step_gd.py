@@ -64,6 +64,10 @@ def test_more_seeds_leave_the_first_ones_as_they_were():
         assert many[name].per_seed[:3] == metric.per_seed
 
 
+def test_the_maps_resolution_does_not_touch_the_point():
+    assert measure(SMALL.replace(map_points=9)) == measure(SMALL)
+
+
 def test_without_noisy_samples_their_attention_is_undefined():
     metrics = measure(SMALL.replace(label_noise=0.0))
     assert metrics["noisy_signal_attention_step2"].value is None

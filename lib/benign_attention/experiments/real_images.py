@@ -97,7 +97,8 @@ class Fit:
 
     clean, flipped: (w,) share of training samples whose *given* label is fitted, among those that kept their label
     and among the flipped ones (nan if there are none); train: (w,) both together; test: (w,) accuracy against clean
-    labels. is_flipped: (n,); attention: (n, H, T + 1), the class token's on the training images, at the last step.
+    labels; all four are nan once training has diverged. is_flipped: (n,); attention: (n, H, T + 1), the class token's
+    on the training images, at the last step.
     """
 
     steps: np.ndarray
@@ -196,7 +197,9 @@ def _fit(params_json: str, run: int, n_train: int, flips: bool) -> Fit:
                 test_outputs = one_layer.class_logits(weights, test_patches, params.n_heads)
             fitted = outputs.cpu().numpy() * labels > 0
             right = test_outputs.cpu().numpy() * data.test_labels > 0
-            watched.append((_share(fitted[~is_flipped]), _share(fitted[is_flipped]), fitted.mean(), right.mean()))
+            shares = (_share(fitted[~is_flipped]), _share(fitted[is_flipped]), fitted.mean(), right.mean())
+            finite = bool(torch.isfinite(outputs).all() and torch.isfinite(test_outputs).all())
+            watched.append(shares if finite else (np.nan,) * 4)
     with torch.no_grad():
         attention = one_layer.class_attention(weights, patches, params.n_heads).cpu().numpy()
     return Fit(steps, *np.array(watched).T, is_flipped=is_flipped, attention=attention)

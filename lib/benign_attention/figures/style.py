@@ -49,7 +49,9 @@ def band(
     `log` takes mean and interval of logarithms, for positive quantities on a logarithmic axis.
     """
     values = np.asarray(per_seed, float)
-    metrics = [seed_metric(column, bounds) for column in (np.log(values) if log else values).T]
+    if log:
+        values = np.log(values, out=np.full_like(values, np.nan), where=values > 0)
+    metrics = [seed_metric(column, bounds) for column in values.T]
     curves = (np.array([getattr(m, name) for m in metrics], dtype=float) for name in ("value", "low", "high"))
     mean, low, high = (np.exp(c) if log else c for c in curves)
     ax.plot(x, mean, label=label, color=color, **line)
