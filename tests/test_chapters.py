@@ -101,7 +101,7 @@ def test_text_parameters_keep_text_that_yaml_would_read_otherwise(book):
         (("tiny", "reader", {1: 10}), "1 is not a parameter; the parameters are n_train"),
         (("tiny", "reader", {"zzz": 10}), "zzz is not a parameter; the parameters are n_train, step_size, n_seeds"),
         (("tiny", "reader", {"n_train": "many"}), r"n_train must be a whole number in \[2, 1e\+09\], got 'many'"),
-        (("tiny", "reader", {"step_size": float("nan")}), r"step_size must be a number in \[1e-15, 1e\+15\], got nan"),
+        (("tiny", "reader", {"step_size": float("nan")}), "step_size must be a number greater than 0, got nan"),
         (("tiny", "huge"), "scale must be one of smoke, reader, paper, got 'huge'"),
         (("tinny", "reader"), r"chapter must be one of tiny, got 'tinny' \(did you mean tiny\?\)"),
     ],
