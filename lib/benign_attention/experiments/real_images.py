@@ -78,8 +78,8 @@ class Params(ChapterParams):
 
     @property
     def choices_n(self) -> int:
-        """The n at which one choice at a time is changed: the largest but one, where fitting is hard but affordable."""
-        return self.n_train_grid[-2:][0]
+        """The n at which one choice at a time is changed: the largest but two, where fitting is hard but affordable."""
+        return self.n_train_grid[-3:][0]
 
 
 @dataclass(frozen=True)
