@@ -22,6 +22,14 @@ class Region(BaseModel):
     above: float = -float("inf")
     below: float = float("inf")
 
+    def __str__(self) -> str:
+        words = [
+            f"{name} {value:g}"
+            for name, value in (("above", self.above), ("below", self.below))
+            if abs(value) < float("inf")
+        ]
+        return " and ".join(words)
+
     def contains(self, metric: Metric) -> bool:
         return self.above < metric.low and metric.high < self.below
 

@@ -35,7 +35,12 @@ class VerdictBox:
     @staticmethod
     def _bundle(verdicts: list[Verdict]) -> dict:
         def details(verdict: Verdict) -> str:
-            return "".join(f'<div class="verdict-detail">{escape(line)}</div>' for line in verdict.details)
+            lines = "".join(f'<div class="verdict-detail">{escape(line)}</div>' for line in verdict.details)
+            claim = verdict.claim
+            rule = (
+                f"Supported if the whole interval is {claim.supported}, refuted if it is {claim.refuted}. {claim.why}"
+            )
+            return f'{lines}<details class="verdict-why"><summary>why</summary>{escape(rule)}</details>'
 
         rows = "".join(
             f'<tr class="verdict-{v.outcome.replace(" ", "-")}"><td>{escape(v.claim.id)}</td>'

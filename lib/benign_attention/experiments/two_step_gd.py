@@ -42,15 +42,22 @@ def _draw(params: Params, **point) -> TrainingSet:
 
 
 def measure(params: Params) -> dict[str, Metric]:
-    """Train and test accuracy after one and two steps, and attention after two, at the given point."""
+    """Train and test accuracy after one and two steps, and attention after two, at the given point.
+
+    `log10_test_error_step<t>` says how small an error is that the accuracy shows as 1.
+    """
     training = _draw(params)
     rho = params.signal_norm
-    first, second = (summarize(training, s, rho) for s in reduced.gradient_descent(training, rho, params.step_size, 2))
+    states = list(reduced.gradient_descent(training, rho, params.step_size, 2))
+    first, second = (summarize(training, state, rho) for state in states)
+    log10_error = [population.log_test_error(training, state, rho).value / np.log(10) for state in states]
     return {
         "train_accuracy_step1": fraction_metric(first.train_accuracy),
         "train_accuracy_step2": fraction_metric(second.train_accuracy),
         "test_accuracy_step1": fraction_metric(first.test_accuracy),
         "test_accuracy_step2": fraction_metric(second.test_accuracy),
+        "log10_test_error_step1": seed_metric(log10_error[0], (-np.inf, 0)),
+        "log10_test_error_step2": seed_metric(log10_error[1], (-np.inf, 0)),
         "clean_signal_attention_step2": fraction_metric(second.clean_attention),
         "noisy_signal_attention_step2": fraction_metric(second.noisy_attention),
     }

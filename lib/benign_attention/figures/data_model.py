@@ -24,7 +24,7 @@ _KINDS = {
 
 def tokens(clouds: tuple[list[chapter.TokenCloud], list[chapter.TokenCloud]]) -> Figure:
     """Tokens of both models in the plane of the signals, and by their length inside and outside of it."""
-    figure, axes = plt.subplots(2, 2, figsize=(8, 6.4))
+    figure, axes = plt.subplots(2, 2, figsize=(7.2, 6))
     for column, (title, model) in enumerate(zip(("single-head model", "token-selection model"), clouds, strict=True)):
         plane, lengths = axes[:, column]
         for cloud in reversed(model):
@@ -56,7 +56,7 @@ def concentration(found: chapter.Concentration, n_train: int) -> Figure:
     """Largest pair, signed and unsigned sums over the dimension, and the share of tokens with the wrong sign."""
     m, dims = found.n_rows, found.dims
     smooth = np.geomspace(dims[0], dims[-1], 200)
-    figure, (sizes, signs) = plt.subplots(1, 2, figsize=(9.5, 4.2), width_ratios=(3, 2))
+    figure, (sizes, signs) = plt.subplots(1, 2, figsize=(7.8, 3.9), width_ratios=(3, 2))
     for values, predicted, name, color in (
         (found.aligned, chapter.predicted_aligned, "sum, every sign against the token", "noisy"),
         (found.cross_talk, chapter.predicted_cross_talk, "sum, labels as signs", "clean"),
@@ -127,7 +127,7 @@ def sampler(found: chapter.SamplerCheck) -> Figure:
 
 def flips(found: chapter.Flips, n_train: int, label_noise: float) -> Figure:
     """Number of flipped labels at the point, and the probability of none over the number of samples."""
-    figure, (counts, none) = plt.subplots(1, 2, figsize=(9, 3.5))
+    figure, (counts, none) = plt.subplots(1, 2, figsize=(7.4, 3.2))
     k = np.arange(found.counts.max() + 2)
     shares = np.array([np.bincount(one, minlength=len(k)) / len(one) for one in found.counts])
     dots = {"marker": "o", "markersize": 4, "linestyle": "none"}
@@ -148,7 +148,7 @@ def flips(found: chapter.Flips, n_train: int, label_noise: float) -> Figure:
 
 def natural_units(found: chapter.NaturalUnits) -> Figure:
     """Attention over steps at one (c, b) for several sizes, and how far from the limit it gets over d/n."""
-    figure, (attention, distance) = plt.subplots(1, 2, figsize=(9.5, 4))
+    figure, (attention, distance) = plt.subplots(1, 2, figsize=(7.8, 3.7))
     styles = [("clean", "-"), ("test", "--"), ("fourth", ":"), ("other", "-.")]
     for trajectory, (color, line) in zip([*found.same, found.low], styles, strict=True):
         style = {"linestyle": line, "linewidth": 1.6}
@@ -171,7 +171,7 @@ def natural_units(found: chapter.NaturalUnits) -> Figure:
 
 def meter_planes(params: chapter.Params, points: list[TokenSelectionParams]) -> Figure:
     """Where the hypotheses reach factor 1: single-head over (n, d), token selection over (d, |mu|)."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.3))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.2, 4.2))
     rho2 = params.signal_norm**2
     n = np.geomspace(2, max(1e4, 10 * params.n_train, 10 * rho2), 300)
     lowest, highest = min(10.0, params.dim / 10), max(n[-1] ** 2, 10.0 * params.dim)

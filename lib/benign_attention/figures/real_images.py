@@ -63,7 +63,7 @@ def accuracy_against_n(params: Params, found: Exploration) -> Figure:
     """Left: shares of kept and of flipped labels fitted after the last step. Right: test accuracy with and without
     flips, with its binomial error at the largest n drawn beside it."""
     grid = params.n_train_grid
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), width_ratios=(1, 1.5))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.4), width_ratios=(1, 1.5))
     band(left, grid, last_values(found.fits, "clean"), "kept labels", PALETTE["clean"], marker="o")
     band(left, grid, last_values(found.fits, "flipped"), "flipped labels", PALETTE["noisy"], marker="s", linestyle="--")
     left.axhline(0, alpha=0)
@@ -136,7 +136,7 @@ def trajectories(params: Params, found: Exploration) -> Figure:
     """Kept labels, flipped labels and test accuracy against the step, for small, middle and large n."""
     grid = params.n_train_grid
     shown = sorted({grid[0], params.choices_n, grid[-1]})
-    figure, axes = plt.subplots(1, len(shown), figsize=(3.2 * len(shown), 3.4), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(shown), figsize=(2.6 * len(shown), 3.2), sharey=True, squeeze=False)
     for ax, n in zip(axes[0], shown, strict=True):
         steps = found.fits[n][0].steps
         for name, label, color, style in (
@@ -164,7 +164,7 @@ def trajectories(params: Params, found: Exploration) -> Figure:
 def two_tasks(params: Params, found: Exploration) -> Figure:
     """Test accuracy with and without flips against n, for the chapter's task and the contrast task."""
     contrast, grid = found.contrast, params.n_train_grid
-    figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.5), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.3), sharey=True)
     for ax, task, n, test, without in (
         (axes[0], params.task, grid, last_values(found.fits, "test"), last_values(found.clean_fits, "test")),
         (axes[1], contrast.task, contrast.n_train_grid, contrast.test, contrast.without),
@@ -195,7 +195,7 @@ def heavy_noise(params: Params, found: Exploration) -> Figure:
 
 def choices(params: Params, found: Exploration) -> Figure:
     """What was fitted and what was learnt when one unpublished detail is changed; a dot a run, a bar the mean."""
-    figure, axes = plt.subplots(1, 2, figsize=(8.5, 0.42 * len(found.choices) + 1.2), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7.6, 0.45 * len(found.choices) + 1.2), sharey=True)
     for place, choice in enumerate(found.choices):
         for ax, metric, color in zip(axes, (choice.flipped, choice.test), ("noisy", "test"), strict=True):
             dots = [value for value in metric.per_seed if value is not None]

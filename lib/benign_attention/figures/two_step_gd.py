@@ -122,7 +122,7 @@ def step_size_map(found: StepSizeMap, mark: tuple[float, float], n_tokens: int) 
                 if name in limits:
                     values, level = limits[name]
                     with np.errstate(invalid="ignore"):
-                        ax.contour(found.c, found.b, values[row].T, [level], colors=PALETTE["noisy"], linewidths=1.5)
+                        ax.contour(found.c, found.b, values[row].T, [level], colors=PALETTE["noisy"], linewidths=2.2)
             ax.plot(*mark, marker="+", color="white", markersize=9, markeredgewidth=2)
             ax.set(xscale="log", yscale="log")
             if row == 0:
