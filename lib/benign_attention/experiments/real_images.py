@@ -30,7 +30,7 @@ from benign_attention.records import Metric, fraction_metric, seed_metric
 NOISE_LEVELS = (0.2, 0.35, 0.49)
 EASY_TASK, HARD_TASK = "0-1", "odd_even"
 CONTROL_SEEDS = 3
-WATCHED_STEPS = 28
+WATCHED_STEPS = 22
 Z_95 = 1.96
 MARGIN = 0.02  # 95 % error that 2000 test images leave between two networks that disagree on a fifth of them
 
@@ -48,7 +48,7 @@ class Params(ChapterParams):
     optimizer: Literal["adam", "gd"] = Field("adam", description="adam or gd, always full batch")
     mlp_ratio: int = Field(2, ge=0, description="hidden width of the MLP over dim; 0: no MLP")
     patch_size: int = Field(7, ge=1, description="side of a square patch in pixels; divides 28")
-    n_seeds: int = Field(4, ge=1, description="independent runs behind every interval")
+    n_seeds: int = Field(3, ge=1, description="independent runs behind every interval")
 
     def __init__(self, **values):
         super().__init__(**values)
@@ -78,8 +78,8 @@ class Params(ChapterParams):
 
     @property
     def choices_n(self) -> int:
-        """The n at which one choice at a time is changed: the largest but two, where fitting is hard but affordable."""
-        return self.n_train_grid[-3:][0]
+        """The n at which one choice at a time is changed: the largest but one, where fitting is hard but affordable."""
+        return self.n_train_grid[-2:][0]
 
 
 @dataclass(frozen=True)
