@@ -115,6 +115,30 @@ class TokenSelectionParams(Parameters):
     label_noise: FlipProbability = Field(0.2, description="fraction of training labels that are flipped")
 
 
+def balanced_labels(n_train: int, label_noise: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Clean labels +1, -1, +1, ... and labels of which ceil(n eta) are flipped, spread evenly over the classes.
+
+    Both (n_train,); which samples of a class are flipped is drawn (Sakamoto and Sato 2025, Section 3).
+    """
+    clean = np.where(np.arange(n_train) % 2 == 0, 1.0, -1.0)
+    labels = clean.copy()
+    flips = math.ceil(round(n_train * label_noise, 9))  # 100 * 0.07 is a little more than 7
+    by_class = [rng.permutation(np.flatnonzero(clean == y)) for y in (1, -1)]
+    for k, y in enumerate((1, -1)):
+        labels[by_class[k][: (flips + 1 - k) // 2]] = -y
+    return clean, labels
+
+
+def signal_coordinates(params: TokenSelectionParams, clean_labels: np.ndarray) -> np.ndarray:
+    """Signal part of every token along mu_+ and mu_-, (n, T, 2)."""
+    own = np.stack([clean_labels > 0, clean_labels < 0], axis=-1) * params.signal_norm
+    signals = np.zeros((len(clean_labels), params.n_tokens, 2))
+    signals[:, 0] = own
+    signals[:, 1] = params.weak_ratio * own
+    signals[:, 2] = params.weak_ratio * own[:, ::-1]
+    return signals
+
+
 @dataclass(frozen=True)
 class TokenSelectionData:
     """Explicit samples of the token-selection data model.
@@ -136,19 +160,9 @@ def draw_token_selection(params: TokenSelectionParams, rng: np.random.Generator)
     confusing rho_w mu_{-y}, and T - 3 tokens of noise alone. As in the authors' runs the classes are balanced
     and ceil(n eta) labels are flipped, spread evenly over the classes.
     """
-    n = params.n_train
-    clean = np.where(np.arange(n) % 2 == 0, 1.0, -1.0)
-    labels = clean.copy()
-    flips = math.ceil(round(n * params.label_noise, 9))  # 100 * 0.07 is a little more than 7
-    by_class = [rng.permutation(np.flatnonzero(clean == y)) for y in (1, -1)]
-    for k, y in enumerate((1, -1)):
-        labels[by_class[k][: (flips + 1 - k) // 2]] = -y
+    clean, labels = balanced_labels(params.n_train, params.label_noise, rng)
     signals = np.zeros((2, params.dim))
     signals[0, 0] = signals[1, 1] = params.signal_norm
-    own = signals[(clean < 0).astype(int)]
-    other = signals[(clean > 0).astype(int)]
-    tokens = rng.standard_normal((n, params.n_tokens, params.dim))
-    tokens[:, 0] += own
-    tokens[:, 1] += params.weak_ratio * own
-    tokens[:, 2] += params.weak_ratio * other
+    tokens = rng.standard_normal((params.n_train, params.n_tokens, params.dim))
+    tokens[..., :2] += signal_coordinates(params, clean)
     return TokenSelectionData(signals, tokens, clean, labels)

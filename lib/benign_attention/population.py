@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.special import log_ndtr, logsumexp, ndtr, ndtri, roots_hermitenorm, roots_legendre
@@ -18,6 +18,7 @@ from scipy.stats import qmc
 
 from benign_attention.reduced import State, TrainingSet
 
+roots_hermitenorm, roots_legendre = (lru_cache(f) for f in (roots_hermitenorm, roots_legendre))
 _LOG_TINY = -45.0  # stretches of an integrand below exp(-45) of its peak are left out
 
 
@@ -112,6 +113,14 @@ def expected_softplus(mean: np.ndarray, sd: np.ndarray, n_nodes: int = 64) -> np
         wide += weight * np.log1p(np.exp(-x)) * density / (s * np.sqrt(2 * np.pi))
     result[~narrow] = wide
     return result
+
+
+@lru_cache(maxsize=8)
+def sobol_normals(n_dims: int, seed: int, log2_points: int, n_randomisations: int) -> tuple[np.ndarray, ...]:
+    """Independently scrambled Sobol sequences as standard normal points: `n_randomisations` of (n_dims, points)."""
+    children = np.random.SeedSequence(seed).spawn(n_randomisations)
+    sequences = (qmc.Sobol(n_dims, rng=np.random.default_rng(child)).random_base2(log2_points) for child in children)
+    return tuple(np.ascontiguousarray(ndtri(np.clip(u, 1e-16, 1 - 1e-16)).T) for u in sequences)
 
 
 def as_numpy(array) -> np.ndarray:
@@ -225,10 +234,9 @@ def _quasi_monte_carlo(
 ):
     """Mean and standard error over independently scrambled Sobol sequences."""
     means = []
-    for child in np.random.SeedSequence(seed).spawn(n_randomisations):
-        points = qmc.Sobol(n_noise, rng=np.random.default_rng(child)).random_base2(log2_points)
-        z = np.broadcast_to(ndtri(np.clip(points, 1e-16, 1 - 1e-16)), (law.sd_p.size, 2, *points.shape))
-        means.append(logsumexp(log_integrand(law, z), axis=(-1, -2)) - np.log(2 * len(points)))
+    for points in sobol_normals(n_noise, seed, log2_points, n_randomisations):
+        z = np.broadcast_to(points.T, (law.sd_p.size, 2, *points.T.shape))
+        means.append(logsumexp(log_integrand(law, z), axis=(-1, -2)) - np.log(2 * len(points.T)))
     means = np.array(means)
     value = logsumexp(means, axis=0) - np.log(n_randomisations)
     spread = np.exp(np.where(means == value, 0.0, means - np.where(np.isfinite(value), value, 0.0)))

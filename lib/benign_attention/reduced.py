@@ -160,21 +160,24 @@ def _centred_values(attention: Array, values: Array, xp) -> Array:
     return xp.sum(attention[..., None, :, :] * differences, axis=-2)
 
 
-def step(training: TrainingSet, state: State, signal_norm, step_size) -> State:
-    """One step of gradient descent on the mean logistic loss."""
+def velocity(training: TrainingSet, state: State, signal_norm) -> State:
+    """Minus the gradient of the mean logistic loss: the right-hand side of the gradient flow."""
     xp = array_namespace(state.noise)
     out = outputs(training, state, signal_norm)
     y = training.labels
-    g = -y / (training.n_train * (1.0 + xp.exp(xp.clip(y * out.f, -700.0, 700.0))))
+    g = y / (training.n_train * (1.0 + xp.exp(xp.clip(y * out.f, -700.0, 700.0))))
     for_v = g[..., None, :] * out.attention
     for_p = for_v * _centred_values(out.attention, out.values, xp)
-    gradient = xp.stack([for_p, for_v], axis=-3)
-    by_class = xp.matmul(gradient[..., 0, :], xp.moveaxis(training.membership, -1, -2))
+    pull = xp.stack([for_p, for_v], axis=-3)
+    by_class = xp.matmul(pull[..., 0, :], xp.moveaxis(training.membership, -1, -2))
+    return State(_like(signal_norm, state.noise, 2) * by_class, xp.reshape(pull[..., 1:, :], state.noise.shape))
+
+
+def step(training: TrainingSet, state: State, signal_norm, step_size) -> State:
+    """One step of gradient descent on the mean logistic loss."""
+    ahead = velocity(training, state, signal_norm)
     size = _like(step_size, state.noise, 2)
-    return State(
-        state.signal - size * _like(signal_norm, state.noise, 2) * by_class,
-        state.noise - size * xp.reshape(gradient[..., 1:, :], state.noise.shape),
-    )
+    return State(state.signal + size * ahead.signal, state.noise + size * ahead.noise)
 
 
 def gradient_descent(training: TrainingSet, signal_norm, step_size, n_steps: int) -> Iterator[State]:

@@ -1,0 +1,159 @@
+r"""Gradient flow to times that no number of steps reaches.
+
+The flow dy/dt = F(y), y(0) = y_0, is integrated in tau = log(1 + t/u): it starts at t = 0 and is logarithmic after
+t = u, the time in which outputs first move by one. In tau the flow is not stiff (rates decay as 1/t), so an explicit
+Runge-Kutta method of SciPy needs a few hundred evaluations for twelve decades, and t = 1e60 is as near as it sounds.
+
+Every integration is run twice, side by side, the second time with tolerances ten times smaller. What the model does
+on its training tokens is compared at every requested time; the flow stops with an error when the two differ by more
+than allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.integrate import DOP853
+
+from benign_attention import reduced, selection
+from benign_attention.parameters import ParameterError
+
+
+class FlowError(ArithmeticError):
+    """The flow could not be integrated as accurately as asked; the message is one line."""
+
+
+@dataclass(frozen=True)
+class System:
+    """An initial value problem and its observables.
+
+    start : (N,), y_0; velocity(y) : (N,), dy/dt; observe(y): what two integrations are compared by; scale : (N,), sizes
+    against which absolute tolerances count; unpack(y): the state that y stands for.
+    """
+
+    start: np.ndarray
+    velocity: Callable[[np.ndarray], np.ndarray]
+    observe: Callable[[np.ndarray], np.ndarray]
+    scale: np.ndarray
+    unpack: Callable[[np.ndarray], Any]
+
+    @property
+    def time_unit(self) -> float:
+        """The time in which the fastest observable would move by one at its first speed; 1 if none moves."""
+        speed = np.abs(self.observe(self.start + self.velocity(self.start)) - self.observe(self.start)).max()
+        return 1.0 / float(speed) if speed > 0 else 1.0
+
+
+def token_selection(training: selection.TrainingSet) -> System:
+    """The flow of one token-selection model (Sakamoto and Sato 2025); the observables are its logits."""
+    rank = training.weights.shape[-1]
+
+    def unpack(y: np.ndarray) -> selection.State:
+        return selection.State(y[:rank], y[rank:].reshape(rank, rank))
+
+    def pack(state: selection.State) -> np.ndarray:
+        return np.concatenate([state.query, state.weights.ravel()])
+
+    keys = training.tokens @ training.weights
+    of_query = 1.0 / np.sqrt((keys**2).sum(axis=1).max())
+    of_weights = np.sqrt((training.weights**2).mean())
+    return System(
+        start=pack(selection.initial_state(training)),
+        velocity=lambda y: pack(selection.velocity(training, unpack(y))),
+        observe=lambda y: selection.outputs(training, unpack(y)).logits.ravel(),
+        scale=np.repeat([of_query, of_weights], [rank, rank * rank]),
+        unpack=unpack,
+    )
+
+
+def single_head(training: reduced.TrainingSet, signal_norm: float) -> System:
+    """The flow of one single-head model (Magen et al. 2025); the observables are its logits and values."""
+    n_rows = training.gram.shape[-1]
+
+    def unpack(y: np.ndarray) -> reduced.State:
+        return reduced.State(y[:4].reshape(2, 2), y[4:].reshape(2, n_rows))
+
+    def pack(state: reduced.State) -> np.ndarray:
+        return np.concatenate([state.signal.ravel(), state.noise.ravel()])
+
+    def observe(y: np.ndarray) -> np.ndarray:
+        out = reduced.outputs(training, unpack(y), signal_norm)
+        return np.concatenate([out.logits.ravel(), out.values.ravel()])
+
+    sizes = [1.0 / signal_norm, 1.0 / training.gram.diagonal().max()]
+    return System(
+        start=pack(reduced.zero_state(training)),
+        velocity=lambda y: pack(reduced.velocity(training, unpack(y), signal_norm)),
+        observe=observe,
+        scale=np.repeat(sizes, [4, 2 * n_rows]),
+        unpack=unpack,
+    )
+
+
+@dataclass(frozen=True)
+class FlowPoint:
+    """The flow at one time. discrepancy: largest difference of an observable between the two integrations, relative to
+    the larger of one and its size; evaluations: of the velocity so far, by both."""
+
+    time: float
+    state: Any
+    discrepancy: float
+    evaluations: int
+
+
+def gradient_flow(
+    system: System, times: Iterable[float], tolerance: float = 1e-3, rtol: float = 1e-7, atol: float = 1e-10
+) -> Iterator[FlowPoint]:
+    """Yields the flow at each of `times` (t >= 0, increasing), from the finer of two integrations.
+
+    Raises
+    ------
+    ParameterError
+        `times` are not increasing and in [0, 1e300].
+    FlowError
+        The two integrations differ by more than `tolerance`, or the solver gives up.
+    """
+    times = [float(t) for t in times]
+    if not times or any(b <= a for a, b in zip(times, times[1:], strict=False)) or not 0 <= times[0] <= times[-1] <= 1e300:
+        raise ParameterError("times must be increasing numbers in [0, 1e+300]")
+    unit = system.time_unit
+    taus = [math.log1p(t / unit) for t in times]
+    paths = [_Path(system, unit, taus[-1], rtol / k, atol / k) for k in (1, 10)]
+    for time, tau in zip(times, taus, strict=True):
+        coarse, fine = (path.at(tau) for path in paths)
+        seen = system.observe(fine)
+        discrepancy = float((np.abs(system.observe(coarse) - seen) / np.maximum(1.0, np.abs(seen))).max())
+        if not discrepancy <= tolerance:
+            raise FlowError(
+                f"gradient flow at t = {time:.3g} is uncertain by {discrepancy:.2g}, more than tolerance = {tolerance:g}: "
+                f"lower rtol (now {rtol:g}) or atol (now {atol:g})"
+            )
+        yield FlowPoint(time, system.unpack(fine), discrepancy, sum(path.solver.nfev for path in paths))
+
+
+class _Path:
+    """One integration, advanced as far as it is asked for."""
+
+    def __init__(self, system: System, unit: float, last: float, rtol: float, atol: float):
+        def velocity(tau, y):
+            return unit * math.exp(tau) * system.velocity(y)
+
+        self.solver = DOP853(velocity, 0.0, system.start, max(last, 1e-12), rtol=rtol, atol=atol * system.scale)
+        self._dense = None
+
+    def at(self, tau: float) -> np.ndarray:
+        while self.solver.t < tau:
+            message = self.solver.step()
+            self._dense = None
+            if self.solver.status == "failed":
+                raise FlowError(f"gradient flow stopped at log(1 + t/u) = {self.solver.t:.6g}: {message}")
+        if tau == self.solver.t:
+            return self.solver.y
+        if self._dense is None:
+            self._dense = self.solver.dense_output()
+        return self._dense(tau)
+
