@@ -118,7 +118,11 @@ def gradient_flow(
         The two integrations differ by more than `tolerance`, or the solver gives up.
     """
     times = [float(t) for t in times]
-    if not times or any(b <= a for a, b in zip(times, times[1:], strict=False)) or not 0 <= times[0] <= times[-1] <= 1e300:
+    if (
+        not times
+        or any(b <= a for a, b in zip(times, times[1:], strict=False))
+        or not 0 <= times[0] <= times[-1] <= 1e300
+    ):
         raise ParameterError("times must be increasing numbers in [0, 1e+300]")
     unit = system.time_unit
     taus = [math.log1p(t / unit) for t in times]
@@ -156,4 +160,3 @@ class _Path:
         if self._dense is None:
             self._dense = self.solver.dense_output()
         return self._dense(tau)
-

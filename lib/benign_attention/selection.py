@@ -44,7 +44,7 @@ class TrainingSet:
 
     tokens : (..., n T, r), A: row i T + t is token t of sample i, roles in the order of `ROLES`, the coordinates along
     mu_+ and mu_- first; weights : (..., r, r), V_0; outside : (..., q, r), C; clean_labels, labels : (..., n), +-1;
-    signal_norm, weak_ratio : |mu| and rho_w.
+    signal_norm, weak_ratio : (...), |mu| and rho_w.
     """
 
     tokens: Array
@@ -52,8 +52,14 @@ class TrainingSet:
     outside: Array
     clean_labels: Array
     labels: Array
-    signal_norm: float
-    weak_ratio: float
+    signal_norm: Array
+    weak_ratio: Array
+
+    @classmethod
+    def stack(cls, sets: Iterable[TrainingSet]) -> TrainingSet:
+        """Several sets of the same shapes as one batch, along a new first axis."""
+        columns = zip(*([getattr(s, f.name) for f in fields(s)] for s in sets), strict=True)
+        return cls(*(np.stack(column) for column in columns))
 
     @cached_property
     def namespace(self):
@@ -76,7 +82,7 @@ class TrainingSet:
     @cached_property
     def values(self) -> Array:
         """nu . x for every token, (..., n, T)."""
-        values = (self.tokens[..., 0] - self.tokens[..., 1]) / (math.sqrt(2.0) * self.signal_norm)
+        values = (self.tokens[..., 0] - self.tokens[..., 1]) / (math.sqrt(2.0) * self.signal_norm[..., None])
         return self.namespace.reshape(values, (*values.shape[:-1], self.n_train, self.n_tokens))
 
     @cached_property
@@ -104,11 +110,8 @@ class TrainingSet:
         import torch
 
         dtype = torch.float32 if torch.device(torch_device).type == "mps" else torch.float64
-        arrays = (torch.as_tensor(getattr(self, name), dtype=dtype, device=torch_device) for name in _ARRAYS)
-        return TrainingSet(*arrays, self.signal_norm, self.weak_ratio)
-
-
-_ARRAYS = tuple(f.name for f in fields(TrainingSet))[:5]
+        arrays = (getattr(self, f.name) for f in fields(self))
+        return TrainingSet(*(torch.as_tensor(x, dtype=dtype, device=torch_device) for x in arrays))
 
 
 def _t(matrix: Array) -> Array:
@@ -129,7 +132,8 @@ def draw(params: TokenSelectionParams, rng: np.random.Generator) -> TrainingSet:
     spread = math.sqrt(1.0 / (3.0 * params.dim))
     weights = spread * noise_rows(rank, params.dim, rng)
     outside = spread * noise_rows(rank, params.dim - rank, rng).T
-    return TrainingSet(tokens, weights, outside, clean, labels, params.signal_norm, params.weak_ratio)
+    scalars = (np.asarray(x) for x in (params.signal_norm, params.weak_ratio))
+    return TrainingSet(tokens, weights, outside, clean, labels, *scalars)
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,7 @@ class Basis:
     initial_weights: np.ndarray
 
 
-def from_data(
-    data: TokenSelectionData, initial_weights: np.ndarray, weak_ratio: float
-) -> tuple[TrainingSet, Basis]:
+def from_data(data: TokenSelectionData, initial_weights: np.ndarray, weak_ratio: float) -> tuple[TrainingSet, Basis]:
     """The training set of explicit tokens and an explicit W_0, (d, d); fresh data will have this `weak_ratio`."""
     n, n_tokens, dim = data.tokens.shape
     rows = data.tokens.reshape(n * n_tokens, dim)
@@ -157,7 +159,8 @@ def from_data(
         left = left * np.where(np.arange(dim) < 2, np.sign(np.diag(factor)), 1.0)
     right, factor = np.linalg.qr((left.T @ initial_weights).T)
     beyond = initial_weights @ right - left @ factor.T
-    training = TrainingSet(rows @ left, factor.T, beyond, data.clean_labels, data.labels, norm, weak_ratio)
+    scalars = (np.asarray(x) for x in (norm, weak_ratio))
+    training = TrainingSet(rows @ left, factor.T, beyond, data.clean_labels, data.labels, *scalars)
     return training, Basis(left, right, initial_weights)
 
 

@@ -46,13 +46,14 @@ def fresh_sample(training: TrainingSet, state: State) -> FreshSample:
     xp = array_namespace(state.query)
     query = state.query[..., None]
     inside, outside = (as_numpy(xp.matmul(w, query)[..., 0]) for w in (state.weights, training.outside))
-    norm, weak, n_tokens = training.signal_norm, training.weak_ratio, training.n_tokens
+    norm, weak = (as_numpy(x)[..., None] for x in (training.signal_norm, training.weak_ratio))
     own, other = inside[..., :2], inside[..., 1::-1]
-    logits = np.zeros((*own.shape, n_tokens))
+    logits = np.zeros((*own.shape, training.n_tokens))
     logits[..., 0], logits[..., 1], logits[..., 2] = norm * own, norm * weak * own, norm * weak * other
     values = np.zeros_like(logits)
-    values[..., :3] = np.array([1.0, weak, -weak]) / np.sqrt(2.0)
+    values[..., 0], values[..., 1], values[..., 2] = (x / np.sqrt(2.0) for x in (1.0, weak, -weak))
     spread = np.sqrt((inside**2).sum(axis=-1) + (outside**2).sum(axis=-1))
+    norm = norm[..., 0]
     along = (inside[..., 0] - inside[..., 1]) / (np.sqrt(2.0) * norm)
     slope = np.divide(along, spread, out=np.zeros_like(spread), where=spread > 0)
     return FreshSample(logits, values, spread, slope, np.sqrt(np.maximum(norm**-2.0 - slope**2, 0.0)))
