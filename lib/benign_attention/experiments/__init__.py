@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-CHAPTERS = ("data_model", "two_step_gd", "real_images")
+CHAPTERS = ("data_model", "two_step_gd", "token_selection", "delayed_generalization", "real_images")
 
 
 def load(chapter: str) -> ModuleType:
