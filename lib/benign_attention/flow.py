@@ -11,6 +11,7 @@ than allowed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -118,11 +119,8 @@ def gradient_flow(
         The two integrations differ by more than `tolerance`, or the solver gives up.
     """
     times = [float(t) for t in times]
-    if (
-        not times
-        or any(b <= a for a, b in zip(times, times[1:], strict=False))
-        or not 0 <= times[0] <= times[-1] <= 1e300
-    ):
+    in_range = all(0 <= t <= 1e300 for t in times)
+    if not times or not in_range or any(b <= a for a, b in itertools.pairwise(times)):
         raise ParameterError("times must be increasing numbers in [0, 1e+300]")
     unit = system.time_unit
     taus = [math.log1p(t / unit) for t in times]
@@ -133,7 +131,8 @@ def gradient_flow(
         discrepancy = float((np.abs(system.observe(coarse) - seen) / np.maximum(1.0, np.abs(seen))).max())
         if not discrepancy <= tolerance:
             raise FlowError(
-                f"gradient flow at t = {time:.3g} is uncertain by {discrepancy:.2g}, more than tolerance = {tolerance:g}: "
+                f"gradient flow at t = {time:.3g} is uncertain by {discrepancy:.2g}, more than "
+                f"tolerance = {tolerance:g}: "
                 f"lower rtol (now {rtol:g}) or atol (now {atol:g})"
             )
         yield FlowPoint(time, system.unpack(fine), discrepancy, sum(path.solver.nfev for path in paths))

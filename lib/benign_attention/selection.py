@@ -138,7 +138,7 @@ def draw(params: TokenSelectionParams, rng: np.random.Generator) -> TrainingSet:
 
 @dataclass(frozen=True)
 class Basis:
-    """How reduced coordinates sit in d dimensions. left : (d, r), E; right : (d, r), Q; initial_weights : (d, d), W_0."""
+    """Where reduced coordinates lie in d dimensions. left, right : (d, r), E and Q; initial_weights : (d, d), W_0."""
 
     left: np.ndarray
     right: np.ndarray

@@ -1,9 +1,9 @@
 """Exact test quantities of the token-selection model: integrals over fresh data, not samples.
 
-The noise of a fresh token enters only through u = q.eps, q = W p, and w = nu.eps, jointly Gaussian; signals shift both
-by what their role says. Given the u of all T tokens the output is Gaussian, so accuracy and loss are integrals of closed
-forms over T standard normals, and so is the attention of each role: randomised quasi-Monte Carlo, with its standard
-error. Fresh labels are clean, and the two classes weigh one half each.
+The noise of a fresh token enters only through u = q.eps, q = W p, and w = nu.eps, jointly Gaussian; signals shift
+both by what their role says. Given the u of all T tokens the output is Gaussian, so accuracy and loss are integrals
+of closed forms over T standard normals, and so is the attention of each role: randomised quasi-Monte Carlo, with its
+standard error. Fresh labels are clean, and the two classes weigh one half each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benign_attention.selection import ROLES, State, TrainingSet
 class FreshSample:
     """What decides fresh samples, for a batch of states.
 
-    logits, values : (..., 2, T), means of q.x and y nu.x by class and token; spread : (...), standard deviation of q.eps;
-    slope, rest : (...), nu.eps = slope z + rest z' for q.eps = spread z and independent standard normal z, z'.
+    logits, values : (..., 2, T), means of q.x and y nu.x by class and token; spread : (...), standard deviation of
+    q.eps; slope, rest : (...), nu.eps = slope z + rest z' for q.eps = spread z and independent standard normal z, z'.
     """
 
     logits: np.ndarray
