@@ -43,11 +43,12 @@ class TrainingSet:
     """All that training and testing see of the data and of W_0.
 
     tokens : (..., n T, r), A: row i T + t is token t of sample i, roles in the order of `ROLES`, the coordinates along
-    mu_+ and mu_- first; weights : (..., r, r), V_0; outside : (..., q, r), C; clean_labels, labels : (..., n), +-1;
-    signal_norm, weak_ratio : (...), |mu| and rho_w.
+    mu_+ and mu_- first; head : (..., r), nu; weights : (..., r, r), V_0; outside : (..., q, r), C; clean_labels,
+    labels : (..., n), +-1; signal_norm, weak_ratio : (...), |mu| and rho_w.
     """
 
     tokens: Array
+    head: Array
     weights: Array
     outside: Array
     clean_labels: Array
@@ -82,7 +83,7 @@ class TrainingSet:
     @cached_property
     def values(self) -> Array:
         """nu . x for every token, (..., n, T)."""
-        values = (self.tokens[..., 0] - self.tokens[..., 1]) / (math.sqrt(2.0) * self.signal_norm[..., None])
+        values = _apply(self.tokens, self.head)
         return self.namespace.reshape(values, (*values.shape[:-1], self.n_train, self.n_tokens))
 
     @cached_property
@@ -118,22 +119,28 @@ def _t(matrix: Array) -> Array:
     return array_namespace(matrix).matrix_transpose(matrix)
 
 
-def draw(params: TokenSelectionParams, rng: np.random.Generator) -> TrainingSet:
+def draw(params: TokenSelectionParams, rng: np.random.Generator, head_noise: float = 0.0) -> TrainingSet:
     """A training set and W_0 with i.i.d. entries N(0, 1/(3d)), at a cost that does not depend on `dim`.
 
     The law is that of explicit tokens, whatever `dim`: the Bartlett factors give way to rectangular Gaussians where
-    there are fewer degrees of freedom than rows, and r to d where n T + 2 > d.
+    there are fewer degrees of freedom than rows, and r to d where n T + 2 > d. With `head_noise` > 0 the head is not
+    aligned: nu has a further component of this size along a direction orthogonal to both signals (and r one more).
     """
     clean, labels = balanced_labels(params.n_train, params.label_noise, rng)
     n_rows = params.n_train * params.n_tokens
-    signals = signal_coordinates(params, clean).reshape(n_rows, 2)
-    tokens = np.concatenate([signals + rng.standard_normal((n_rows, 2)), noise_rows(n_rows, params.dim - 2, rng)], 1)
+    aligned = np.array([1.0, -1.0]) / (math.sqrt(2.0) * params.signal_norm)
+    special = np.append(aligned, head_noise) if head_noise else aligned
+    tokens = np.concatenate(
+        [rng.standard_normal((n_rows, special.size)), noise_rows(n_rows, params.dim - special.size, rng)], axis=1
+    )
+    tokens[:, :2] += signal_coordinates(params, clean).reshape(n_rows, 2)
     rank = tokens.shape[1]
     spread = math.sqrt(1.0 / (3.0 * params.dim))
     weights = spread * noise_rows(rank, params.dim, rng)
     outside = spread * noise_rows(rank, params.dim - rank, rng).T
+    head = np.append(special, np.zeros(rank - special.size))
     scalars = (np.asarray(x) for x in (params.signal_norm, params.weak_ratio))
-    return TrainingSet(tokens, weights, outside, clean, labels, *scalars)
+    return TrainingSet(tokens, head, weights, outside, clean, labels, *scalars)
 
 
 @dataclass(frozen=True)
@@ -146,21 +153,22 @@ class Basis:
 
 
 def from_data(data: TokenSelectionData, initial_weights: np.ndarray, weak_ratio: float) -> tuple[TrainingSet, Basis]:
-    """The training set of explicit tokens and an explicit W_0, (d, d); fresh data will have this `weak_ratio`."""
+    """The training set of explicit tokens and an explicit W_0, (d, d), with the aligned head of the paper.
+
+    Fresh data will have this `weak_ratio`.
+    """
     n, n_tokens, dim = data.tokens.shape
     rows = data.tokens.reshape(n * n_tokens, dim)
     norm = float(np.linalg.norm(data.signals[0]))
     directions = data.signals / norm
-    if len(rows) + 2 < dim:
-        left, factor = np.linalg.qr(np.concatenate([directions, rows]).T)
-        left = left * np.where(np.arange(left.shape[1]) < 2, np.sign(np.diag(factor)), 1.0)
-    else:
-        left, factor = np.linalg.qr(np.concatenate([directions.T, np.eye(dim)], axis=1))
-        left = left * np.where(np.arange(dim) < 2, np.sign(np.diag(factor)), 1.0)
+    spanning = rows if len(rows) + 2 < dim else np.eye(dim)
+    left, factor = np.linalg.qr(np.concatenate([directions, spanning]).T)
+    left[:, :2] *= np.sign(np.diag(factor)[:2])
     right, factor = np.linalg.qr((left.T @ initial_weights).T)
     beyond = initial_weights @ right - left @ factor.T
+    head = left.T @ (directions[0] - directions[1]) / (math.sqrt(2.0) * norm)
     scalars = (np.asarray(x) for x in (norm, weak_ratio))
-    training = TrainingSet(rows @ left, factor.T, beyond, data.clean_labels, data.labels, *scalars)
+    training = TrainingSet(rows @ left, head, factor.T, beyond, data.clean_labels, data.labels, *scalars)
     return training, Basis(left, right, initial_weights)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
-from array_api_compat import array_namespace
 from scipy.special import ndtr
 
 from benign_attention.population import Estimate, as_numpy, expected_softplus, sobol_normals
@@ -43,20 +42,19 @@ class FreshSample:
 
 def fresh_sample(training: TrainingSet, state: State) -> FreshSample:
     """The law of fresh samples under `state`."""
-    xp = array_namespace(state.query)
     query = state.query[..., None]
-    inside, outside = (as_numpy(xp.matmul(w, query)[..., 0]) for w in (state.weights, training.outside))
+    inside, outside = (as_numpy((w @ query)[..., 0]) for w in (state.weights, training.outside))
+    head = as_numpy(training.head)
     norm, weak = (as_numpy(x)[..., None] for x in (training.signal_norm, training.weak_ratio))
-    own, other = inside[..., :2], inside[..., 1::-1]
-    logits = np.zeros((*own.shape, training.n_tokens))
-    logits[..., 0], logits[..., 1], logits[..., 2] = norm * own, norm * weak * own, norm * weak * other
-    values = np.zeros_like(logits)
-    values[..., 0], values[..., 1], values[..., 2] = (x / np.sqrt(2.0) for x in (1.0, weak, -weak))
+    shape = (*np.broadcast_shapes(inside.shape[:-1], head.shape[:-1]), 2, training.n_tokens)
+    logits, values = np.zeros(shape), np.zeros(shape)
+    for signals, vector, sign in ((logits, inside, 1.0), (values, head, np.array([1.0, -1.0]))):
+        own, other = sign * norm * vector[..., :2], sign * norm * vector[..., 1::-1]
+        signals[..., 0], signals[..., 1], signals[..., 2] = own, weak * own, weak * other
     spread = np.sqrt((inside**2).sum(axis=-1) + (outside**2).sum(axis=-1))
-    norm = norm[..., 0]
-    along = (inside[..., 0] - inside[..., 1]) / (np.sqrt(2.0) * norm)
-    slope = np.divide(along, spread, out=np.zeros_like(spread), where=spread > 0)
-    return FreshSample(logits, values, spread, slope, np.sqrt(np.maximum(norm**-2.0 - slope**2, 0.0)))
+    along = (inside * head).sum(axis=-1)
+    slope = np.divide(along, spread, out=np.zeros_like(along), where=spread > 0)
+    return FreshSample(logits, values, spread, slope, np.sqrt(np.maximum((head**2).sum(axis=-1) - slope**2, 0.0)))
 
 
 @dataclass(frozen=True)
