@@ -1,0 +1,130 @@
+r"""Closed forms of token selection, and its orthogonal limit: d/n to infinity at fixed x = n |mu|^2 / d.
+
+In the limit tokens of different samples share nothing but signals, the kernel of the logits stays what it is at the
+start, X W_0 W_0^T X^T = X X^T / 3, irrelevant tokens have value zero, and all clean and all noisy samples behave
+alike. In the time tau = t d / (3 n), with h_r = sg(-m) s_r (v_r - m) the pull on a token of role r (v its value times
+the training label, m = y f, s its attention),
+
+    dz_r / dtau = h_r        a token's own logit, for clean and for noisy samples,
+    dQ / dtau = (x/2) sum over clean (1 - eta) and noisy (eta) samples of h_relevant + rho (h_weak + h_confusing),
+
+and Q, the logit of either signal, is all that a fresh token sees. Derived in chapter delayed_generalization.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit
+
+from benign_attention.flow import System, gradient_flow
+
+
+def gap_clock(gap, n_others: float):
+    """2 L + 2 sinh(L - log n_others), elementwise: grows at a constant rate where dL/dt is proportional to s (1 - s).
+
+    s = 1 / (1 + n_others e^-L) is the attention of one token among `n_others` equal ones, T - 1 for T tokens; with T in
+    its place this is the g of Sakamoto and Sato (2025).
+    """
+    return 2.0 * gap + 2.0 * np.sinh(gap - np.log(n_others))
+
+
+def signal_logit_to_select(n_tokens: int, weak_ratio: float) -> float:
+    """The Q at which a fresh sample's relevant token has attention 1/2: e^Q = T - 3 + 2 e^(rho Q)."""
+    return brentq(lambda q: math.exp(q) - (n_tokens - 3) - 2 * math.exp(weak_ratio * q), 0.0, 100.0)
+
+
+def delay_slope(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
+    """Limit of d log(t_gen / t_fit) / d(1/x) as x goes to 0, in the orthogonal limit.
+
+    2 Q / [(1 - eta)(1 - (1 + 2 rho)/T) - eta ((1 + 2 rho)/T - rho)], Q of `signal_logit_to_select`: while a training
+    sample's selected token rises by 1 - 1/T and its others fall by 1/T, Q moves by x/2 times the bracket.
+    """
+    T, eta, rho = n_tokens, label_noise, weak_ratio
+    spill = (1 + 2 * rho) / T
+    return 2 * signal_logit_to_select(T, rho) / ((1 - eta) * (1 - spill) - eta * (spill - rho))
+
+
+@dataclass(frozen=True)
+class LimitPoint:
+    """A point of the orthogonal limit: x = n SNR^2, T, eta, rho_w."""
+
+    n_snr2: float
+    n_tokens: int
+    label_noise: float
+    weak_ratio: float
+
+
+@dataclass(frozen=True)
+class LimitState:
+    """Logits in the limit. own : (2, 4), clean and noisy samples by role (one irrelevant token); signal : Q."""
+
+    own: np.ndarray
+    signal: float
+
+
+def _attention(point: LimitPoint, logits: np.ndarray) -> np.ndarray:
+    """Attention of one token of each role; roles count 1, 1, 1, T - 3 times."""
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / (weights @ _counts(point))[..., None]
+
+
+def _counts(point: LimitPoint) -> np.ndarray:
+    return np.array([1.0, 1.0, 1.0, point.n_tokens - 3.0])
+
+
+def _strengths(point: LimitPoint) -> np.ndarray:
+    return np.array([1.0, point.weak_ratio, point.weak_ratio, 0.0])
+
+
+def _values(point: LimitPoint) -> np.ndarray:
+    """(2, 4): values times the training label, of clean and noisy samples by role."""
+    clean = np.array([1.0, point.weak_ratio, -point.weak_ratio, 0.0]) / math.sqrt(2.0)
+    return np.stack([clean, -clean])
+
+
+def limit_attention(point: LimitPoint, state: LimitState) -> np.ndarray:
+    """(2, 4): attention of clean and noisy training samples on one token of each role."""
+    return _attention(point, state.own + state.signal * _strengths(point))
+
+
+def limit_margins(point: LimitPoint, state: LimitState) -> np.ndarray:
+    """(2,): y f on clean and on noisy training samples."""
+    return (limit_attention(point, state) * _values(point)) @ _counts(point)
+
+
+def limit_fresh_attention(point: LimitPoint, state: LimitState) -> float:
+    """Attention of a fresh sample on its relevant token."""
+    return float(_attention(point, state.signal * _strengths(point))[0])
+
+
+def limit_system(point: LimitPoint) -> System:
+    """The limit as an initial value problem in the time tau = t d / (3 n), for `flow.gradient_flow`."""
+    counts, strengths, values = _counts(point), _strengths(point), _values(point)
+    differences = values[:, :, None] - values[:, None, :]
+    shares = np.array([1.0 - point.label_noise, point.label_noise])
+
+    def unpack(y: np.ndarray) -> LimitState:
+        return LimitState(y[:8].reshape(2, 4), float(y[8]))
+
+    def velocity(y: np.ndarray) -> np.ndarray:
+        state = unpack(y)
+        attention = limit_attention(point, state)
+        centred = (differences * (attention * counts)[:, None, :]).sum(axis=-1)
+        pull = expit(-limit_margins(point, state))[:, None] * attention * centred
+        return np.append(pull, 0.5 * point.n_snr2 * shares @ pull @ strengths)
+
+    def observe(y: np.ndarray) -> np.ndarray:
+        state = unpack(y)
+        return (state.own + state.signal * strengths).ravel()
+
+    return System(np.zeros(9), velocity, observe, np.ones(9), unpack)
+
+
+def limit_flow(point: LimitPoint, taus: Iterable[float]) -> Iterator[LimitState]:
+    """The limit at each of `taus` (increasing)."""
+    return (p.state for p in gradient_flow(limit_system(point), taus))
