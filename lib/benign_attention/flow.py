@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,31 @@ def token_selection(training: selection.TrainingSet) -> System:
         scale=np.repeat([of_query, of_weights], [rank, rank * rank]),
         unpack=unpack,
     )
+
+
+def trained_head(training: selection.TrainingSet) -> System:
+    """The flow of one token-selection model whose head nu is trained as well, from zero.
+
+    States are pairs: the training set with the head of that time, and the state. The observables are logits and values.
+    """
+    inner = token_selection(training)
+    rank = training.head.size
+
+    def unpack(y: np.ndarray) -> tuple[selection.TrainingSet, selection.State]:
+        return replace(training, head=y[:rank]), inner.unpack(y[rank:])
+
+    def velocity(y: np.ndarray) -> np.ndarray:
+        here, state = unpack(y)
+        weights = selection.velocity(here, state)
+        return np.concatenate([selection.head_velocity(here, state), weights.query, weights.weights.ravel()])
+
+    def observe(y: np.ndarray) -> np.ndarray:
+        here, state = unpack(y)
+        return np.concatenate([selection.outputs(here, state).logits.ravel(), here.values.ravel()])
+
+    of_head = 1.0 / np.sqrt((training.tokens**2).sum(axis=1).max())
+    start = np.concatenate([np.zeros(rank), inner.start])
+    return System(start, velocity, observe, np.concatenate([np.full(rank, of_head), inner.scale]), unpack)
 
 
 def single_head(training: reduced.TrainingSet, signal_norm: float) -> System:

@@ -219,23 +219,35 @@ def outputs(training: TrainingSet, state: State) -> Outputs:
     return Outputs(logits, attention, xp.sum(attention * training.values, axis=-1))
 
 
+def _output_gradient(training: TrainingSet, f: Array) -> Array:
+    """dLoss/df of the mean logistic loss, (..., n)."""
+    xp, y = training.namespace, training.labels
+    margin = y * f
+    return y * xp.exp(-xp.logaddexp(0.0 * margin, margin)) / -training.n_train
+
+
 def logit_gradient(training: TrainingSet, out: Outputs) -> Array:
     """c = dLoss/dlogits of the mean logistic loss, (..., n T).
 
     The gap between a token's value and the output is summed as sum_u s_u (gamma_t - gamma_u), which keeps its
     relative precision when attention saturates.
     """
-    xp, y = training.namespace, training.labels
-    margin = y * out.f
-    g = y * xp.exp(-xp.logaddexp(0.0 * margin, margin)) / -training.n_train
+    g = _output_gradient(training, out.f)
     c = g[..., None] * out.attention * _apply(training.value_differences, out.attention)
-    return xp.reshape(c, (*c.shape[:-2], -1))
+    return training.namespace.reshape(c, (*c.shape[:-2], -1))
 
 
 def velocity(training: TrainingSet, state: State) -> State:
     """Right-hand side of the gradient flow, (da/dt, dV/dt)."""
     pull = _pull(training, state)
     return State(-_apply_transposed(state.weights, pull), -pull[..., :, None] * state.query[..., None, :])
+
+
+def head_velocity(training: TrainingSet, state: State) -> Array:
+    """dnu/dt of the gradient flow where the head is trained too, (..., r)."""
+    out = outputs(training, state)
+    weights = _output_gradient(training, out.f)[..., None] * out.attention
+    return -_apply_transposed(training.tokens, training.namespace.reshape(weights, (*weights.shape[:-2], -1)))
 
 
 def _pull(training: TrainingSet, state: State) -> Array:
