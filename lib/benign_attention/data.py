@@ -115,6 +115,11 @@ class TokenSelectionParams(Parameters):
     label_noise: FlipProbability = Field(0.2, description="fraction of training labels that are flipped")
 
 
+def flipped_count(n_train: int, label_noise: float) -> int:
+    """ceil(n eta), the number of flipped labels of the token-selection model."""
+    return math.ceil(round(n_train * label_noise, 9))  # 100 * 0.07 is a little more than 7
+
+
 def balanced_labels(n_train: int, label_noise: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Clean labels +1, -1, +1, ... and labels of which ceil(n eta) are flipped, spread evenly over the classes.
 
@@ -122,7 +127,7 @@ def balanced_labels(n_train: int, label_noise: float, rng: np.random.Generator) 
     """
     clean = np.where(np.arange(n_train) % 2 == 0, 1.0, -1.0)
     labels = clean.copy()
-    flips = math.ceil(round(n_train * label_noise, 9))  # 100 * 0.07 is a little more than 7
+    flips = flipped_count(n_train, label_noise)
     by_class = [rng.permutation(np.flatnonzero(clean == y)) for y in (1, -1)]
     for k, y in enumerate((1, -1)):
         labels[by_class[k][: (flips + 1 - k) // 2]] = -y

@@ -42,11 +42,13 @@ def delay_slope(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
     """Limit of d log(t_gen / t_fit) / d(1/x) as x goes to 0, in the orthogonal limit.
 
     2 Q / [(1 - eta)(1 - (1 + 2 rho)/T) - eta ((1 + 2 rho)/T - rho)], Q of `signal_logit_to_select`: while a training
-    sample's selected token rises by 1 - 1/T and its others fall by 1/T, Q moves by x/2 times the bracket.
+    sample's selected token rises by 1 - 1/T and its others fall by 1/T, Q moves by x/2 times the bracket. Without weak
+    signals noisy samples select no token, they only drop the relevant one, and the bracket is (1 - 2 eta)(1 - 1/T).
     """
     T, eta, rho = n_tokens, label_noise, weak_ratio
     spill = (1 + 2 * rho) / T
-    return 2 * signal_logit_to_select(T, rho) / ((1 - eta) * (1 - spill) - eta * (spill - rho))
+    clean, noisy = (1 - spill, spill - rho) if rho > 0 else (1 - 1 / T, 1 - 1 / T)
+    return 2 * signal_logit_to_select(T, rho) / ((1 - eta) * clean - eta * noisy)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from benign_attention import flow, reduced, selection, selection_population, selection_theory
-from benign_attention.data import SingleHeadParams, TokenSelectionParams
+from benign_attention.data import SingleHeadParams, TokenSelectionParams, flipped_count
 from benign_attention.parallel import map_processes
 from benign_attention.parameters import (
     ChapterParams,
@@ -141,7 +141,7 @@ def log_crossing(time: np.ndarray, value: np.ndarray) -> np.ndarray:
     positive = value > 0
     first = positive.argmax(axis=-1)[..., None]
     before = np.maximum(first - 1, 0)
-    log_time = np.log(time)
+    log_time = np.broadcast_to(np.log(time), value.shape)
     (t0, t1), (v0, v1) = ([np.take_along_axis(x, k, -1)[..., 0] for k in (before, first)] for x in (log_time, value))
     with np.errstate(invalid="ignore", divide="ignore"):
         crossing = t0 - v0 * (t1 - t0) / (v1 - v0)
@@ -278,20 +278,21 @@ class LimitCurve:
         return self.log_generalisation - self.log_fit
 
 
-def limit_delays(points: list[selection_theory.LimitPoint], tau_max: float = 1e120) -> LimitCurve:
-    """t_fit (noisy samples cross zero margin) and t_gen of the limit."""
-    taus = np.geomspace(1e-2, tau_max, 122 * PER_DECADE)
+def limit_delays(points: list[selection_theory.LimitPoint], tau_max: float) -> LimitCurve:
+    """t_fit (noisy samples cross zero margin) and t_gen of the limit, nan where later than `tau_max`."""
+    taus = times_until(tau_max, 1.0)
     found = []
     for point in points:
         states = list(selection_theory.limit_flow(point, taus))
         margin = np.array([selection_theory.limit_margins(point, s)[1] for s in states])
         attention = np.array([selection_theory.limit_fresh_attention(point, s) for s in states])
         found.append((log_crossing(taus, margin), log_crossing(taus, _logit(attention))))
-    return LimitCurve(*np.array(found, dtype=float).T)
+    return LimitCurve(*np.where(np.isfinite(found), found, np.nan).T)
 
 
 def _limit_point(params: Params, n_snr2: float, **changes) -> selection_theory.LimitPoint:
     at = {k: changes.get(k, getattr(params, k)) for k in ("n_tokens", "label_noise", "weak_ratio")}
+    at["label_noise"] = flipped_count(params.n_train, at["label_noise"]) / params.n_train
     return selection_theory.LimitPoint(n_snr2, **at)
 
 
@@ -321,16 +322,17 @@ def delay_fit(params: Params) -> DelayFit:
         ok = np.isfinite(row) & (x <= 0.5)
         lines.append(np.polyfit(1 / x[ok], row[ok], 1) if ok.sum() > 1 else (np.nan, np.nan))
     slope, intercept = np.array(lines).T
+    tau_max, limit = params.t_max / natural_time(params.point(1.0)), _limit_point(params, 1.0)
     fine = np.geomspace(max(x.max(), 1.0), min(x.min(), 0.05), 13)
     return DelayFit(
         x,
         delays,
         slope,
         intercept,
-        selection_theory.delay_slope(params.n_tokens, params.label_noise, params.weak_ratio),
+        selection_theory.delay_slope(limit.n_tokens, limit.label_noise, limit.weak_ratio),
         fine,
-        limit_delays([_limit_point(params, v) for v in fine]),
-        limit_delays([_limit_point(params, v) for v in x]),
+        limit_delays([_limit_point(params, v) for v in fine], tau_max),
+        limit_delays([_limit_point(params, v) for v in x], tau_max),
     )
 
 
@@ -365,7 +367,7 @@ def dependences(params: Params) -> list[Dependence]:
     for name, values in grids.items():
         delays = np.array([[next(found).log_delay for _ in range(n_seeds)] for _ in values]).T
         points = [_limit_point(params, X_DEPENDENCE, **({} if name == "dim" else {name: v})) for v in values]
-        limit = limit_delays(points[:1] if name == "dim" else points).log_delay
+        limit = limit_delays(points[:1] if name == "dim" else points, t_max / natural_time(params.point(1.0))).log_delay
         results.append(Dependence(name, np.array(values, float), delays, np.broadcast_to(limit, len(values))))
     return results
 

@@ -33,6 +33,10 @@ def _colors(count: int) -> list:
     return [mpl.colormaps["viridis"](x) for x in np.linspace(0.0, 0.85, count)]
 
 
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 def _exponent(params: Params, found: Trajectory) -> np.ndarray:
     """log10 of t / (3 n / d); the times of all seeds are the same."""
     return np.log10(found.time[0] / natural_time(params.point(1.0)))
@@ -66,7 +70,7 @@ def attention(params: Params, trajectories: dict[float, Trajectory]) -> Figure:
 def delay(fit: DelayFit) -> Figure:
     """log(t_gen / t_fit) over 1/x against the limit, and the ratio to it."""
     fig, (ax, ratio) = plt.subplots(1, 2, figsize=(8.0, 3.6))
-    finite = np.where(np.isfinite(fit.log_delay), fit.log_delay, np.nan)
+    finite = _finite(fit.log_delay)
     ax.plot(1 / fit.x_fine, fit.limit.log_delay, color=PALETTE["theory"], label="orthogonal limit")
     slope, intercept = np.nanmean(fit.slope), np.nanmean(fit.intercept)
     line = np.linspace(0, 1 / fit.x.min(), 50)
@@ -77,7 +81,7 @@ def delay(fit: DelayFit) -> Figure:
     ax.legend(fontsize=9, loc="upper left")
     band(ratio, 1 / fit.x, finite / fit.limit_at_x.log_delay, "measured / limit", PALETTE["clean"], marker="o")
     ratio.axhline(1, color=PALETTE["theory"], linewidth=1)
-    ratio.set(xlabel="1/x", xscale="log", ylabel="measured / limit", ylim=(0.9, 1.1))
+    ratio.set(xlabel="1/x", xscale="log", ylabel="measured / limit", ylim=(0.95, 1.05))
     return fig
 
 
@@ -108,8 +112,8 @@ def scale(params: Params, trajectories: dict[float, Trajectory]) -> Figure:
     for (name, steps), style in zip(reach.items(), ("-", ":"), strict=True):
         ax.axvline(math.log10(steps * per_step), color=PALETTE["noisy"], linestyle=style, label=name)
     ax.set_yticks(range(len(chosen)), [f"x = {x:g}" for x, _ in chosen])
-    ax.set(xlim=(0, 1.02 * last), ylim=(-0.6, len(chosen) - 0.3))
-    ax.legend(fontsize=9, loc="lower right", title="gradient descent reaches")
+    ax.set(xlim=(0, 1.02 * last), ylim=(-0.6, len(chosen) - 0.4))
+    ax.legend(fontsize=9, loc="upper right", title="gradient descent reaches")
     _power_axis(ax)
     return fig
 
@@ -151,15 +155,16 @@ def dependence(params: Params, dependences: list[Dependence]) -> Figure:
     for ax, d in zip(axes, dependences, strict=True):
         label, scale = _DEPENDENCE[d.name]
         values = d.values / params.n_train if d.name == "dim" else d.values
-        finite = np.where(np.isfinite(d.log_delay), d.log_delay, np.nan)
+        finite = _finite(d.log_delay)
         ax.plot(values, d.limit, color=PALETTE["theory"], label="orthogonal limit")
         for k, row in enumerate(finite):
             ax.plot(values, row, "o", color=PALETTE["clean"], markersize=5, label="measured" if k == 0 else None)
         never = np.isinf(d.log_delay).all(axis=0)
         for value in values[never]:
             ax.annotate("never", (value, 2), ha="left", fontsize=9, color=PALETTE["noisy"])
-        ax.set(xlabel=label, xscale=scale, ylim=(0, None))
-    axes[0].set_ylabel("ln(t_gen / t_fit)")
+        ax.set(xlabel=label, xscale=scale)
+    top = max(np.nanmax(_finite(d.log_delay), initial=1.0) for d in dependences)
+    axes[0].set(ylabel="ln(t_gen / t_fit)", ylim=(0, 1.1 * top))
     axes[0].legend(fontsize=9, loc="lower right")
     return fig
 
@@ -167,11 +172,13 @@ def dependence(params: Params, dependences: list[Dependence]) -> Figure:
 def descent(descent: DescentAgainstFlow) -> Figure:
     """Largest difference of a logit between gradient descent and flow, over step size."""
     fig, ax = plt.subplots(figsize=(6.5, 3.6))
-    for name, rows, marker in zip(descent.names, descent.difference, "osD^", strict=True):
-        band(ax, descent.step_ratio, rows, name, None, log=True, marker=marker)
-    ax.set(
-        xscale="log", yscale="log", xlabel="step size / the paper's step size", ylabel="largest difference of a logit"
-    )
+    series = zip(descent.names, descent.difference, "osD^", ("clean", "noisy", "test", "other"), strict=True)
+    for name, rows, marker, color in series:
+        band(ax, descent.step_ratio, rows, name, PALETTE[color], log=True, marker=marker)
+    ax.set(xscale="log", yscale="log", xlabel="step size / the paper's step size")
+    ax.set_ylabel("largest difference of a logit")
+    ax.set_xticks(descent.step_ratio, [f"{r:g}" for r in descent.step_ratio])
+    ax.minorticks_off()
     ax.legend(fontsize=8)
     return fig
 
@@ -185,7 +192,7 @@ def accuracy(params: Params, search: list[Setting], accuracy: dict[float, Settin
             found = setting.trajectories
             at = _exponent(params, found)
             band(ax, at, found.test_accuracy, setting.name, color, (0, 1))
-            fit = np.nanmean(np.where(np.isfinite(found.log_fit), found.log_fit, np.nan)) / LOG10
+            fit = np.nanmean(_finite(found.log_fit)) / LOG10
             fit -= math.log10(natural_time(params.point(1.0)))
             ax.plot(fit, np.interp(fit, at, found.test_accuracy.mean(axis=0)), "v", color=color, markersize=7)
         ax.legend(fontsize=8, loc="lower right")
