@@ -15,6 +15,7 @@ from benign_attention.data import (
     draw_single_head,
     draw_token_selection,
     from_natural_units,
+    signal_coordinates,
 )
 from benign_attention.parameters import ParameterError
 
@@ -99,12 +100,30 @@ def test_natural_units_invert(c, b, n, dim):
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
-    [({"n_tokens": 2}, "n_tokens"), ({"weak_ratio": -0.1}, "weak_ratio"), ({"label_noise": 0.5}, "label_noise")],
+    ("change", "message"),
+    [
+        ({"n_train": 1}, "n_train must be a whole number in [2, 1e+09], got 1"),
+        ({"n_train": 20.0}, "n_train must be a whole number in [2, 1e+09], got 20.0"),
+        ({"dim": 2}, "dim must be a whole number in [3, 1e+15], got 2"),
+        ({"dim": 10**16}, "dim must be a whole number in [3, 1e+15], got 10000000000000000"),
+        ({"n_tokens": 2}, "n_tokens must be a whole number of at least 3, got 2"),
+        ({"signal_norm": 0.0}, "signal_norm must be a number in [1e-15, 1e+15], got 0.0"),
+        ({"signal_norm": -5.0}, "signal_norm must be a number in [1e-15, 1e+15], got -5.0"),
+        ({"signal_norm": math.inf}, "signal_norm must be a number in [1e-15, 1e+15], got inf"),
+        ({"signal_norm": "20"}, "signal_norm must be a number in [1e-15, 1e+15], got '20'"),
+        ({"weak_ratio": -0.1}, "weak_ratio must be a number of at least 0, got -0.1"),
+        ({"weak_ratio": math.nan}, "weak_ratio must be a number of at least 0, got nan"),
+        ({"label_noise": 0.5}, "label_noise must be a number in [0, 0.5), got 0.5"),
+        ({"label_noise": -0.1}, "label_noise must be a number in [0, 0.5), got -0.1"),
+        ({"label_noise": None}, "label_noise must be a number in [0, 0.5), got None"),
+        ({"signal": 3.0}, "signal is not a parameter; the parameters are "),
+    ],
 )
-def test_a_bad_token_selection_parameter_is_named(change, name):
-    with pytest.raises(ParameterError, match=f"^{name} must be"):
+def test_a_bad_token_selection_parameter_is_named_in_one_line(change, message):
+    with pytest.raises(ParameterError) as caught:
         TokenSelectionParams(**change)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +174,22 @@ def test_token_selection_tokens_have_the_defined_means_and_unit_covariance():
     assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-3
     flat = noise.reshape(4000, -1)
     assert np.all(np.abs(flat.T @ flat / 4000 - np.eye(30)) < 5 * np.sqrt(1 + np.eye(30)) / math.sqrt(4000))
+
+
+@pytest.mark.parametrize(("n", "n_tokens", "dim"), [(2, 3, 3), (3, 3, 4), (7, 9, 5)])
+def test_the_smallest_and_odd_token_selection_sets(n, n_tokens, dim):
+    params = TokenSelectionParams(n_train=n, n_tokens=n_tokens, dim=dim, label_noise=0.0, weak_ratio=0.0)
+    data = draw_token_selection(params, np.random.default_rng(n))
+    assert data.tokens.shape == (n, n_tokens, dim)
+    np.testing.assert_array_equal(data.labels, data.clean_labels)
+    assert data.clean_labels.sum() == n % 2
+    without_signal = data.tokens.copy()
+    without_signal[:, 0] -= data.signals[(data.clean_labels < 0).astype(int)]
+    assert np.abs(without_signal).max() < 6
+
+
+def test_signal_coordinates_are_the_signals_of_the_three_roles():
+    params = TokenSelectionParams(n_train=2, n_tokens=5, signal_norm=4.0, weak_ratio=0.25)
+    plus, minus = signal_coordinates(params, np.array([1.0, -1.0]))
+    np.testing.assert_array_equal(plus, [[4, 0], [1, 0], [0, 1], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(minus, plus[:, ::-1])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benign_attention import devices
-from benign_attention.data import draw_single_head
-from benign_attention.explicit import SingleHeadAttention, gradient_descent, logistic_loss
+from benign_attention.data import TokenSelectionParams, draw_single_head, draw_token_selection
+from benign_attention.explicit import SingleHeadAttention, TokenSelectionAttention, gradient_descent, logistic_loss
 
 
 def random_model(dim, scale, seed):
@@ -120,4 +120,98 @@ def test_every_device_gives_the_same_weights(name):
             pass
         assert model.p.device.type == place.type
         trained.append(torch.cat([model.p, model.v]).detach().cpu())
+    torch.testing.assert_close(*trained, rtol=1e-3 if name == "mps" else 1e-11, atol=1e-5 if name == "mps" else 1e-13)
+
+
+# --- token selection -----------------------------------------------------------------------------------------
+
+
+def selection_model(data, seed=0, dtype=torch.float64, device="cpu", p_scale=0.0):
+    """A model with W_0 of variance 1/(3d) and a Gaussian p; and the tokens and labels that it is trained on."""
+    dim = data.signals.shape[1]
+    rng = np.random.default_rng(seed)
+    weights, p = rng.standard_normal((dim, dim)) / math.sqrt(3 * dim), p_scale * rng.standard_normal(dim)
+    signals, weights, p, *rest = (
+        torch.tensor(x, dtype=dtype, device=device) for x in (data.signals, weights, p, data.tokens, data.labels)
+    )
+    model = TokenSelectionAttention(signals, weights)
+    with torch.no_grad():
+        model.p.copy_(p)
+    return model, *rest
+
+
+def draw_selection(seed=0, **point):
+    params = TokenSelectionParams(**{"n_train": 6, "dim": 7, "n_tokens": 4, "signal_norm": 2.0, **point})
+    return draw_token_selection(params, np.random.default_rng(seed))
+
+
+@given(dim=st.integers(3, 7), n_tokens=st.integers(3, 5), scale=st.floats(0.01, 30), seed=st.integers(0, 10**6))
+@settings(deadline=None, max_examples=40)
+def test_token_selection_weighs_values_by_the_softmax_of_x_w_p(dim, n_tokens, scale, seed):
+    data = draw_selection(seed, n_train=3, dim=dim, n_tokens=n_tokens)
+    model, tokens, _ = selection_model(data, seed, p_scale=scale)
+    weights, p, signal = model.W.tolist(), model.p.tolist(), data.signals[0, 0]
+    q = [math.fsum(w * x for w, x in zip(row, p, strict=True)) for row in weights]
+    for sample, output, attention in zip(
+        data.tokens.tolist(), model(tokens).tolist(), model.attention(tokens).tolist(), strict=True
+    ):
+        logits = [math.fsum(a * b for a, b in zip(token, q, strict=True)) for token in sample]
+        # nu = (e_+ - e_-) / sqrt(2) / |mu|
+        values = [(token[0] - token[1]) / math.sqrt(2) / signal for token in sample]
+        s = [math.exp(logit - max(logits)) for logit in logits]
+        expected = math.fsum(w * value for w, value in zip(s, values, strict=True)) / math.fsum(s)
+        assert output == pytest.approx(expected, rel=1e-9, abs=1e-11 * max(1, scale))
+        assert attention == pytest.approx([w / math.fsum(s) for w in s], rel=1e-9, abs=1e-12)
+
+
+def test_the_head_of_token_selection_is_fixed_and_of_size_one_over_the_signal_norm():
+    data = draw_selection(signal_norm=5.0)
+    model, tokens, labels = selection_model(data)
+    assert {name for name, _ in model.named_parameters()} == {"W", "p"}
+    assert model.nu.norm().item() == pytest.approx(1 / 5)
+    assert (model.nu @ torch.tensor(data.signals).T).tolist() == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)])
+    before = model.nu.clone()
+    *_, model = gradient_descent(model, tokens, labels, 0.5, 20)
+    assert torch.equal(model.nu, before)
+    assert torch.any(model.p != 0)
+
+
+def test_token_selection_follows_the_negative_gradient():
+    """One step against central differences of the loss; W and p move together, from the same point."""
+    data = draw_selection(3, dim=4)
+    model, tokens, labels = selection_model(data, p_scale=0.7)
+    start = torch.cat([model.W.flatten(), model.p]).detach().clone()
+
+    def loss(values):
+        probe, *_ = selection_model(data)
+        with torch.no_grad():
+            probe.W.copy_(values[:16].reshape(4, 4))
+            probe.p.copy_(values[16:])
+            return logistic_loss(probe(tokens), labels).item()
+
+    h = 1e-5
+    slopes = [(loss(start + h * e) - loss(start - h * e)) / (2 * h) for e in torch.eye(20, dtype=torch.float64)]
+    next(gradient_descent(model, tokens, labels, 0.3, 1))
+    moved = torch.cat([model.W.flatten(), model.p]).detach() - start
+    np.testing.assert_allclose(moved.numpy(), -0.3 * np.array(slopes), rtol=1e-7, atol=1e-9)
+
+
+def test_token_selection_keeps_the_weights_that_it_was_given():
+    data = draw_selection()
+    given_weights = torch.eye(7, dtype=torch.float64)
+    model = TokenSelectionAttention(torch.tensor(data.signals), given_weights)
+    *_, model = gradient_descent(model, torch.tensor(data.tokens), torch.tensor(data.labels), 0.5, 5)
+    assert torch.equal(given_weights, torch.eye(7, dtype=torch.float64))
+    assert not torch.equal(model.W, given_weights)
+
+
+@pytest.mark.parametrize("name", devices.available())
+def test_token_selection_is_the_same_on_every_device(name):
+    dtype = torch.float32 if name == "mps" else torch.float64
+    trained = []
+    for place in ("cpu", name):
+        model, tokens, labels = selection_model(draw_selection(2), 2, dtype, place)
+        *_, model = gradient_descent(model, tokens, labels, 0.5, 30)
+        assert model.W.device.type == torch.device(place).type
+        trained.append(torch.cat([model.p, model.W.flatten()]).detach().cpu())
     torch.testing.assert_close(*trained, rtol=1e-3 if name == "mps" else 1e-11, atol=1e-5 if name == "mps" else 1e-13)

@@ -5,29 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 from scipy.special import ndtr
 
-from benign_attention import flow, selection, selection_population, selection_theory
+from benign_attention import flow, selection, selection_population, selection_theory, shared_seed
 from benign_attention.data import TokenSelectionParams, draw_token_selection
 from benign_attention.parallel import map_processes
-from benign_attention.parameters import ChapterParams, Positive, StepsCount
+from benign_attention.parameters import ChapterParams, Dimension, Positive, StepsCount
 from benign_attention.population import as_numpy
 from benign_attention.records import Metric, fraction_metric, seed_metric
 from benign_attention.selection import ROLES, State, TrainingSet
 
 REGIMES = ((2000, 20.0), (5000, 5.0), (1000, 100.0))  # (d, |mu|) of Sakamoto and Sato 2025: benign, weak, strong
-LATE_TIMES = (1e3, 1e6, 1e12, 1e30)
+LATE_TIMES = (1e6, 1e12, 1e30)
 MAP_DIMS = 250 + 125 * np.arange(39)
 MAP_NORMS = 5.0 + 2.5 * np.arange(39)
-HIGH_TRAIN_LOSS, HIGH_TEST_LOSS = 0.475, 0.5225  # the middles of the published ranges
+HIGH_TEST_LOSS = 0.5225  # the middle of the published range
 SELECTED_RATIOS = (0.05, 0.1, 0.2)
-SELECTED_SIZES = (0.5, 1.0, 2.0, 3.0, 6.0)  # rho_w |mu|
-SELECTED_TAU = 400.0
-LATE_DIMS = (500, 5_000, 500_000)
+SELECTED_SIZES = (0.5, 1.5, 3.0, 6.0)  # rho_w |mu|
+SELECTED_TAU, SELECTED_STEPS = 400.0, 400
+LATE_DIMS = (500, 500_000)
 RELEVANT, WEAK, CONFUSING, IRRELEVANT = range(len(ROLES))
 
 
@@ -36,21 +37,27 @@ class Params(ChapterParams, TokenSelectionParams):
 
     step_size: Positive = Field(5e-3, description="gradient descent step")
     n_steps: StepsCount = Field(1000, description="gradient steps; flow time is step_size times n_steps")
-    map_points: int = Field(11, ge=2, le=39, description="cells along each side of the heat map, of the published 39")
+    map_points: int = Field(12, ge=2, le=39, description="cells along each side of the heat map, of the published 39")
     few_seeds: int = Field(3, ge=1, description="independent runs behind every cell of the map and every late time")
     norm_grid: list[Positive] = Field(
-        [5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0],
+        [5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 100.0],
         min_length=1,
         description="signal norms at which selected tokens are counted",
     )
     late_grid: list[Positive] = Field(
-        [0.1, 1.0, 10.0, 100.0], min_length=1, description="values of n SNR^2 that are followed to late times"
+        [0.1, 0.5, 2.0, 10.0, 100.0], min_length=1, description="values of n SNR^2 that are followed to late times"
     )
     release_grid: list[Positive] = Field(
         [100.0, 200.0, 300.0, 400.0], min_length=2, description="values of n SNR^2 at which flipped labels wait"
     )
 
-    HOUSEKEEPING: ClassVar[tuple[str, ...]] = (*ChapterParams.HOUSEKEEPING, "map_points", "few_seeds")
+    encoder_dim: Dimension = Field(300, description="largest token dimension of the transformer encoder")
+    encoder_steps: StepsCount = Field(100, description="gradient steps of the transformer encoder")
+
+    HOUSEKEEPING: ClassVar[tuple[str, ...]] = (
+        *ChapterParams.HOUSEKEEPING,
+        *("map_points", "few_seeds", "encoder_dim", "encoder_steps"),
+    )
 
     @property
     def flow_time(self) -> float:
@@ -234,8 +241,15 @@ def logistic(margin: float) -> float:
     return float(np.logaddexp(0.0, -margin))
 
 
+def selected_train_loss(params: Params, fitted: bool) -> float:
+    """Train loss, values' noise apart, when clean samples look at their relevant token only and flipped ones at their
+    confusing token (`fitted`) or at their relevant one."""
+    flipped = params.weak_ratio if fitted else -1.0
+    return (1 - params.label_noise) * logistic(math.sqrt(0.5)) + params.label_noise * logistic(flipped * math.sqrt(0.5))
+
+
 def first_turn(n_tokens: int, label_noise: float) -> float:
-    """The x = n SNR^2 above which flipped samples, too, first turn to the relevant token: 2 T / ((T - 1)(1 - 2 eta))."""
+    """x = n SNR^2 above which flipped samples, too, first turn to the relevant token: 2 T / ((T - 1)(1 - 2 eta))."""
     return 2 * n_tokens / ((n_tokens - 1) * (1 - 2 * label_noise))
 
 
@@ -254,10 +268,14 @@ def waiting_rate(n_tokens: int, label_noise: float) -> float:
     return (n_tokens - 1) / (2 * n_tokens) * ((1 - eta) * math.log(end / start) - math.log((1 + end) / (1 + start)))
 
 
+def _flipped_values(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
+    """(T,): means of a flipped sample's label times values, in units of their standard deviation 1/|mu|."""
+    return signal_norm / math.sqrt(2) * np.array([-1.0, -weak_ratio, weak_ratio] + [0.0] * (n_tokens - 3))
+
+
 def best_value_shares(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
-    """(4,): probability that a flipped sample's best-valued token has the role; its labels times values are
-    independent, normal, of mean (-1, -rho_w, rho_w, 0) / sqrt 2 and standard deviation 1/|mu|."""
-    means = signal_norm / math.sqrt(2) * np.array([-1.0, -weak_ratio, weak_ratio] + [0.0] * (n_tokens - 3))
+    """(4,): probability that the token whose value suits a flipped label best has the role."""
+    means = _flipped_values(signal_norm, weak_ratio, n_tokens)
     v = np.linspace(means.min() - 8, means.max() + 8, 4001)
     below = ndtr(v[:, None] - means)
     density = np.exp(-0.5 * (v[:, None] - means) ** 2) / math.sqrt(2 * math.pi)
@@ -265,8 +283,13 @@ def best_value_shares(signal_norm: float, weak_ratio: float, n_tokens: int) -> n
     return by_role(np.trapezoid(density * others, v, axis=0))
 
 
+def unfittable_share(signal_norm: float, weak_ratio: float, n_tokens: int) -> float:
+    """Probability that no token's value suits a flipped label, so that no attention can fit it."""
+    return float(ndtr(-_flipped_values(signal_norm, weak_ratio, n_tokens)).prod())
+
+
 def release_time(times: np.ndarray, attention: np.ndarray) -> float:
-    """When attention on the relevant token falls below 1/2 after its maximum; nan where it does not, or was never above."""
+    """When attention falls below 1/2 after its maximum, interpolated; nan where it does not, or was never above."""
     peak = int(attention.argmax())
     below = np.flatnonzero(attention[peak:] < 0.5)
     if attention[peak] < 0.5 or not below.size:
@@ -321,7 +344,6 @@ def _sample_attention(job: Job) -> np.ndarray:
 def regimes(params: Params) -> Regimes:
     points = [params.point(dim=d, signal_norm=mu) for d, mu in REGIMES]
     steps = np.unique(np.round(np.geomspace(1, params.n_steps, 40)).astype(int))
-    steps = np.concatenate([[0], steps])
     single = _jobs(params, points, 1, steps, step_size=params.step_size)
     return Regimes(
         steps,
@@ -336,7 +358,10 @@ def regimes(params: Params) -> Regimes:
 
 @dataclass(frozen=True)
 class Plane:
-    """X^T s along (mu_+, mu_-) over |mu|^2 for one training set and fresh samples; positions (..., 2), clean labels +-1."""
+    """Attended outputs X^T s along mu_+ and mu_-, in units of |mu|, of one training set and of fresh samples.
+
+    position : (n, 2); fresh_position : (n_fresh, 2); clean_labels, fresh_labels : +-1; noisy : (n,).
+    """
 
     position: np.ndarray
     clean_labels: np.ndarray
@@ -399,9 +424,8 @@ class Selected:
     """Which tokens flipped samples look at most.
 
     over_norm : reading (norms, runs) after the last step at the point's dim; over_time : (runs, times) at the point;
-    over_size : (weak ratios, sizes, runs) after n_steps at x = 1, where size is rho_w |mu| and the step such that
-    t d / (3 n) is SELECTED_TAU; predicted : (weak ratios, sizes), the probability that the confusing token has the
-    best value.
+    over_size : (weak ratios, sizes, runs) at x = 1 and t d / (3 n) = SELECTED_TAU, where size is rho_w |mu|;
+    predicted : (weak ratios, sizes), the probability that the confusing token has the best value.
     """
 
     norms: np.ndarray
@@ -426,11 +450,11 @@ def selected(params: Params) -> Selected:
         params.point(dim=int(d), signal_norm=float(mu), weak_ratio=float(w))
         for d, mu, w in zip(dims, norm_of, np.repeat(ratios, sizes.size), strict=True)
     ]
-    steps = [SELECTED_TAU * 3 * p.n_train / (p.dim * params.n_steps) for p in by_size]
+    steps = [SELECTED_TAU * 3 * p.n_train / (p.dim * SELECTED_STEPS) for p in by_size]
     jobs = [
         job
         for p, step in zip(by_size, steps, strict=True)
-        for job in _jobs(params, [p], runs, [params.n_steps], step_size=step)
+        for job in _jobs(params, [p], runs, [SELECTED_STEPS], step_size=step)
     ]
     predicted = [best_value_shares(p.signal_norm, p.weak_ratio, p.n_tokens)[CONFUSING] for p in by_size]
     shape = (ratios.size, sizes.size)
@@ -452,7 +476,8 @@ def selected(params: Params) -> Selected:
 @dataclass(frozen=True)
 class HeatMap:
     """After the last step over (d, |mu|): reading (dims, norms, few_seeds); boundaries (dims,) where the orthogonal
-    limit has attention 1/2 on the relevant token, of flipped training samples (the largest such |mu|) and of fresh ones."""
+    limit has attention 1/2 on the relevant token, of flipped training samples and of fresh ones; high_train_loss : the
+    middle of the two values that `selected_train_loss` predicts for flipped labels unfitted and fitted."""
 
     dims: np.ndarray
     norms: np.ndarray
@@ -460,6 +485,7 @@ class HeatMap:
     reading: Reading
     noisy_boundary: np.ndarray
     fresh_boundary: np.ndarray
+    high_train_loss: float
 
 
 def heat_map(params: Params) -> HeatMap:
@@ -467,7 +493,7 @@ def heat_map(params: Params) -> HeatMap:
     dims, norms = MAP_DIMS[index], MAP_NORMS[index]
     points = [params.point(dim=int(d), signal_norm=float(mu)) for d in dims for mu in norms]
     reading = descend(params, points, params.few_seeds, [params.n_steps])[:, :, -1]
-    x = np.geomspace(0.1, 1500.0, 32)
+    x = np.geomspace(0.1, 1500.0, 24)
     taus = tuple(params.flow_time * dims / (3 * params.n_train))
     curves = np.array(map_processes(limit_curves, [LimitJob(_limit_point(params, one), taus) for one in x]))
     to_norm = np.sqrt(dims / params.n_train)
@@ -476,8 +502,9 @@ def heat_map(params: Params) -> HeatMap:
         norms,
         params.n_train * norms**2 / dims[:, None],
         reading.reshape(dims.size, norms.size),
-        to_norm * [_last_rise(x, curves[:, 0, k]) for k in range(dims.size)],
-        to_norm * [_last_rise(x, curves[:, 1, k]) for k in range(dims.size)],
+        to_norm * np.sqrt([_last_rise(x, curves[:, 0, k]) for k in range(dims.size)]),
+        to_norm * np.sqrt([_last_rise(x, curves[:, 1, k]) for k in range(dims.size)]),
+        sum(selected_train_loss(params, fitted) for fitted in (False, True)) / 2,
     )
 
 
@@ -496,7 +523,7 @@ def _last_rise(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def unexplained(x: np.ndarray, y: np.ndarray, per_decade: int = 5, least: int = 3) -> float:
-    """Share of the variance of y that is left within bins of log x; bins with fewer than `least` values are left out."""
+    """Share of the variance of y left within bins of log x; bins with fewer than `least` values are left out."""
     bins = np.floor(np.log10(x.ravel()) * per_decade)
     groups = [y.ravel()[bins == b] for b in np.unique(bins)]
     groups = [g for g in groups if g.size >= least]
@@ -512,7 +539,7 @@ def unexplained(x: np.ndarray, y: np.ndarray, per_decade: int = 5, least: int = 
 
 @dataclass(frozen=True)
 class Late:
-    """Gradient flow over x = n SNR^2 and d: reading (x, dims, few_seeds, times); the first time is that of n_steps."""
+    """Gradient flow over x = n SNR^2 and d: reading (x, dims, few_seeds, times), at the time of n_steps and at 1e12."""
 
     n_snr2: np.ndarray
     dims: np.ndarray
@@ -522,7 +549,7 @@ class Late:
 
 def late(params: Params) -> Late:
     x, dims = np.array(params.late_grid), np.array(LATE_DIMS)
-    times = np.unique([params.flow_time, *LATE_TIMES[1:3]])
+    times = np.array([params.flow_time, LATE_TIMES[1]])
     points = [
         params.point(dim=int(d), signal_norm=params.norm_at(float(one), int(d)))
         for one in params.late_grid
@@ -533,18 +560,20 @@ def late(params: Params) -> Late:
 
 @dataclass(frozen=True)
 class Release:
-    """How long flipped samples stay on the relevant token: n = 10, T = 3, rho_w = 0, d = 5000 n.
+    """How long flipped samples stay on the relevant token: n = 10, T = 3, rho_w = 0, d = 50000 n.
 
-    taus : t d / (3 n); attention : (x, few_seeds, taus), on the relevant token; limit : (x, taus);
-    time : (x, few_seeds), limit_time : (x,), tau at which attention falls below 1/2, nan where it does not.
+    taus : t d / (3 n); attention : (x, few_seeds, taus), on the relevant token; time : (x, few_seeds), tau at which it
+    falls below 1/2, nan where it does not; limit_n_snr2 : the same x and larger ones; limit : (limit x, taus) and
+    limit_time : (limit x,), the same in the orthogonal limit.
     """
 
     n_snr2: np.ndarray
     n_tokens: int
     taus: np.ndarray
     attention: np.ndarray
-    limit: np.ndarray
     time: np.ndarray
+    limit_n_snr2: np.ndarray
+    limit: np.ndarray
     limit_time: np.ndarray
 
     @property
@@ -554,7 +583,8 @@ class Release:
 
     @property
     def limit_rate(self) -> float:
-        return _slope(self.n_snr2, self.limit_time)
+        """The same in the limit, over the same x."""
+        return _slope(self.n_snr2, self.limit_time[: self.n_snr2.size])
 
 
 def _slope(x: np.ndarray, times: np.ndarray) -> float:
@@ -563,18 +593,17 @@ def _slope(x: np.ndarray, times: np.ndarray) -> float:
 
 
 def release(params: Params) -> Release:
-    small = {"n_train": 10, "n_tokens": 3, "weak_ratio": 0.0, "dim": 50_000}
-    x = np.array(sorted(params.release_grid))
-    taus = np.geomspace(0.3, 3e4, 76)
-    to_time = 3 * small["n_train"] / small["dim"]
+    small = {"n_train": 10, "n_tokens": 3, "weak_ratio": 0.0, "dim": 500_000}
+    x = np.unique(params.release_grid)
+    limit_x = np.concatenate([x, x[-1] * np.array([1.5, 2.0, 2.5])])
+    taus = np.geomspace(0.3, 1e6, 100)
     points = [params.point(**small, signal_norm=math.sqrt(one * small["dim"] / small["n_train"])) for one in x.tolist()]
-    attention = follow(params, points, params.few_seeds, taus * to_time).noisy_attention[..., RELEVANT]
-    jobs = [LimitJob(_limit_point(params, one, **small), tuple(taus)) for one in x]
+    times = taus * 3 * small["n_train"] / small["dim"]
+    attention = follow(params, points, params.few_seeds, times).noisy_attention[..., RELEVANT]
+    jobs = [LimitJob(_limit_point(params, one, **small), tuple(taus)) for one in limit_x]
     limit = np.array(map_processes(limit_curves, jobs))[:, 0]
-    time = np.array([[release_time(taus, run) for run in row] for row in attention])
-    return Release(
-        x, small["n_tokens"], taus, attention, limit, time, np.array([release_time(taus, run) for run in limit])
-    )
+    time, limit_time = (np.apply_along_axis(partial(release_time, taus), -1, a) for a in (attention, limit))
+    return Release(x, small["n_tokens"], taus, attention, time, limit_x, limit, limit_time)
 
 
 # ---- another distribution of W_0 ------------------------------------------------------------------------------------
@@ -605,6 +634,86 @@ def _initial_distributions(job: Job) -> list[list[float]]:
     return rows
 
 
+# ---- one seed for train and test ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneSeed:
+    """What the authors' way of drawing test data changes, by regime and seed, (regimes, n_seeds).
+
+    accuracy_bias, loss_bias : reported minus exact, on a test set of 1000; flipped_copies : share of the clean-labelled
+    copies of flipped training samples that are misclassified.
+    """
+
+    accuracy_bias: np.ndarray
+    loss_bias: np.ndarray
+    flipped_copies: np.ndarray
+
+
+def one_seed(params: Params) -> OneSeed:
+    points = [params.point(dim=d, signal_norm=mu) for d, mu in REGIMES]
+    jobs = _jobs(params, points, params.n_seeds, [params.n_steps], step_size=params.step_size)
+    found = np.array(map_processes(_one_seed, jobs)).reshape(len(points), params.n_seeds, 3)
+    return OneSeed(*np.moveaxis(found, -1, 0))
+
+
+def _one_seed(job: Job) -> tuple[float, float, float]:
+    training = selection.draw(job.point, job.rng)
+    (state,) = selection.gradient_descent(training, job.step_size, job.at)
+    found = shared_seed.compare(training, state, max(1000, 2 * training.n_train))
+    wrong = found.copies[training.noisy[training.clean_labels > 0]] <= 0
+    return found.accuracy_bias, found.loss_bias, float(wrong.mean()) if wrong.size else math.nan
+
+
+# ---- a transformer encoder ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """One-layer transformer encoders in the three regimes, rescaled to dims and norms.
+
+    Arrays (variants, regimes, n_seeds), after the last step. noisy_accuracy : share of flipped labels fitted;
+    relevant_attention : on fresh samples, of what goes to data tokens.
+    """
+
+    variants: list[str]
+    dims: list[int]
+    norms: list[float]
+    train_accuracy: np.ndarray
+    noisy_accuracy: np.ndarray
+    test_accuracy: np.ndarray
+    relevant_attention: np.ndarray
+
+
+def encoders(params: Params, n_test: int = 1000) -> Encoder:
+    """All variants of a seed share data, fresh samples and the weights that they have in common."""
+    from benign_attention import encoder
+
+    places = []
+    for dim, norm in REGIMES:
+        published = params.point(dim=dim, signal_norm=norm)
+        places.append(encoder.rescaled(published, params.step_size, min(dim, params.encoder_dim)))
+    jobs, names, steps = [], list(encoder.variants(params.encoder_dim)), (params.encoder_steps,)
+    for name in names:
+        for point, step_size in places:
+            architecture = encoder.variants(point.dim)[name]
+            for run in range(params.n_seeds):
+                rng = params.generator(run, **point.model_dump(), part="encoder")
+                jobs.append(encoder.EncoderJob(point, architecture, step_size, steps, rng, n_test, params.device))
+    runs = encoder.train_all(jobs)
+    shape = (len(names), len(places), params.n_seeds)
+    return Encoder(
+        names,
+        [point.dim for point, _ in places],
+        [point.signal_norm for point, _ in places],
+        *(
+            np.reshape([getattr(r, k)[-1] for r in runs], shape)
+            for k in ("train_accuracy", "noisy_accuracy", "test_accuracy")
+        ),
+        np.reshape([r.test_attention[-1, RELEVANT] for r in runs], shape),
+    )
+
+
 # ---- all of it ------------------------------------------------------------------------------------------------------
 
 
@@ -619,6 +728,8 @@ class Explored:
     late: Late
     release: Release
     initial: np.ndarray
+    one_seed: OneSeed
+    encoder: Encoder
     metrics: dict[str, Metric]
 
 
@@ -632,6 +743,8 @@ def explore(params: Params) -> Explored:
         "late": late(params),
         "release": release(params),
         "initial": initial_distributions(params),
+        "one_seed": one_seed(params),
+        "encoder": encoders(params),
     }
     metrics = (
         _regime_metrics(parts["regimes"])
@@ -639,6 +752,8 @@ def explore(params: Params) -> Explored:
         | _map_metrics(parts["map"])
         | _late_metrics(parts["late"])
         | _release_metrics(parts["release"])
+        | _one_seed_metrics(parts["one_seed"])
+        | _encoder_metrics(parts["encoder"])
     )
     return Explored(**parts, metrics=metrics)
 
@@ -686,7 +801,7 @@ def _map_metrics(found: HeatMap) -> dict[str, Metric]:
     }
     d, mu = found.dims[:, None], found.norms
     for name, loss, level, inside in (
-        ("train", train, HIGH_TRAIN_LOSS, (d < 1200) & (mu > 55)),
+        ("train", train, found.high_train_loss, (d < 1200) & (mu > 55)),
         ("test", test, HIGH_TEST_LOSS, (d > 0) & (mu < 20)),
     ):
         high = loss > level
@@ -704,10 +819,34 @@ def _late_metrics(found: Late) -> dict[str, Metric]:
     metrics = {}
     for i, x in enumerate(found.n_snr2):
         for j, dim in enumerate(found.dims):
-            for k, time in enumerate(found.times):
-                metrics |= _read_metrics(found.reading[i, j][:, k], f"x{x:g}_d{dim}_t{time:g}")
+            metrics |= _read_metrics(found.reading[i, j][:, 0], f"x{x:g}_d{dim}")
+            metrics |= _read_metrics(found.reading[i, j][:, 1], f"x{x:g}_d{dim}_t{found.times[1]:g}")
     return metrics
 
 
 def _release_metrics(found: Release) -> dict[str, Metric]:
     return {"release_rate_over_limit": seed_metric(found.rate / found.limit_rate)}
+
+
+def _one_seed_metrics(found: OneSeed) -> dict[str, Metric]:
+    metrics = {}
+    for i, (dim, norm) in enumerate(REGIMES):
+        where = f"d{dim}_mu{norm:g}"
+        metrics[f"shared_seed_accuracy_bias_{where}"] = seed_metric(found.accuracy_bias[i], (-1, 1))
+        metrics[f"shared_seed_loss_bias_{where}"] = seed_metric(found.loss_bias[i])
+        metrics[f"shared_seed_copies_wrong_{where}"] = fraction_metric(found.flipped_copies[i])
+    return metrics
+
+
+def _encoder_metrics(found: Encoder) -> dict[str, Metric]:
+    """At the last step; the gain is the full block's over the one whose query and key are not trained."""
+    metrics = {}
+    for i, (dim, norm) in enumerate(REGIMES):
+        where = f"d{dim}_mu{norm:g}"
+        for v, variant in enumerate(found.variants):
+            name = variant.replace(" ", "_")
+            for kind in ("train_accuracy", "noisy_accuracy", "test_accuracy", "relevant_attention"):
+                metrics[f"encoder_{kind}_{where}_{name}"] = fraction_metric(getattr(found, kind)[v, i])
+        gain = found.test_accuracy[0, i] - found.test_accuracy[-1, i]
+        metrics[f"encoder_selection_gain_{where}"] = seed_metric(gain, (-1, 1))
+    return metrics
