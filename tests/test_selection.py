@@ -808,3 +808,10 @@ def test_a_draw_is_set_by_its_generator():
     one, same, other = (selection.draw(params, np.random.default_rng(seed)) for seed in (5, 5, 6))
     assert_same(one, same, 0.0)
     assert relative_difference(one.weights, other.weights) > 0.1
+
+
+def test_irrelevant_tokens_are_added_up():
+    tokens = np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0, 1.0, 0.0, 2.0, 0.0, 2.0]])
+    np.testing.assert_array_equal(selection.by_role(tokens), [[1, 2, 3, 15], [0, 1, 0, 4]])
+    np.testing.assert_array_equal(selection.by_role(tokens[:, :3]), [[1, 2, 3, 0], [0, 1, 0, 0]])
+    assert len(selection.ROLES) == 4

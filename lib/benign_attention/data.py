@@ -11,9 +11,9 @@ from pydantic import Field
 from benign_attention.parameters import (
     Dimension,
     FlipProbability,
-    NonNegative,
     Parameters,
     Positive,
+    Ratio,
     SamplesCount,
     TokensCount,
 )
@@ -111,7 +111,7 @@ class TokenSelectionParams(Parameters):
     dim: Dimension = Field(2000, description="token dimension d")
     n_tokens: int = Field(8, ge=3, description="tokens per sample, T")
     signal_norm: Positive = Field(20.0, description="|mu|")
-    weak_ratio: NonNegative = Field(0.1, description="size of the weak and the confusing signal relative to |mu|")
+    weak_ratio: Ratio = Field(0.1, description="size of the weak and the confusing signal relative to |mu|")
     label_noise: FlipProbability = Field(0.2, description="fraction of training labels that are flipped")
 
 

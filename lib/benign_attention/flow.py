@@ -23,6 +23,8 @@ from scipy.integrate import DOP853
 from benign_attention import reduced, selection
 from benign_attention.parameters import ParameterError
 
+_MAX_RESETS = 1000  # of the clock; a sample that switches needs one or two
+
 
 class FlowError(ArithmeticError):
     """The flow could not be integrated as accurately as asked; the message is one line."""
@@ -132,7 +134,7 @@ class FlowPoint:
 
 
 def gradient_flow(
-    system: System, times: Iterable[float], tolerance: float = 1e-3, rtol: float = 1e-7, atol: float = 1e-10
+    system: System, times: Iterable[float], tolerance: float = 1e-3, rtol: float = 1e-8, atol: float = 1e-11
 ) -> Iterator[FlowPoint]:
     """Yields the flow at each of `times` (t >= 0, increasing), from the finer of two integrations.
 
@@ -172,7 +174,7 @@ class _Path:
     def __init__(self, system: System, last: float, rtol: float, atol: float):
         self.system, self.unit, self.last = system, system.time_unit, last
         self.options = {"rtol": rtol, "atol": atol * system.scale}
-        self.earlier_evaluations = 0
+        self.earlier_evaluations = self.resets = 0
         self._set_clock(0.0, system.start)
 
     @property
@@ -195,7 +197,8 @@ class _Path:
             message = self.solver.step()
             self._dense = None
             if self.solver.status == "failed":
-                if before == 0.0:
+                self.resets += 1
+                if before == 0.0 or self.resets > _MAX_RESETS:
                     raise FlowError(f"gradient flow stopped at t = {self.origin:.6g}: {message}")
                 self.earlier_evaluations += self.solver.nfev
                 self._set_clock(self.origin + self.unit * math.expm1(before), self.solver.y)

@@ -14,7 +14,7 @@ Dimension = Annotated[int, Field(ge=3, le=10**15)]
 TokensCount = Annotated[int, Field(ge=2)]
 StepsCount = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(ge=1e-15, le=1e15)]
-NonNegative = Annotated[float, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1000)]
 FlipProbability = Annotated[float, Field(ge=0, lt=0.5)]
 
 _TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

@@ -33,6 +33,7 @@ from scipy.linalg.blas import dger
 
 from benign_attention.data import TokenSelectionData, TokenSelectionParams, balanced_labels, signal_coordinates
 from benign_attention.gram import noise_rows
+from benign_attention.parameters import ParameterError
 
 Array = Any
 ROLES = ("relevant", "weak", "confusing", "irrelevant")
@@ -194,6 +195,11 @@ class Outputs:
     f: Array
 
 
+def by_role(tokens: np.ndarray) -> np.ndarray:
+    """A quantity of tokens (..., T) by role (..., 4): the irrelevant tokens added up."""
+    return np.concatenate([tokens[..., :3], tokens[..., 3:].sum(axis=-1, keepdims=True)], axis=-1)
+
+
 def initial_state(training: TrainingSet) -> State:
     """p = 0 and W = W_0."""
     return State(0.0 * training.weights[..., 0], training.weights)
@@ -213,10 +219,10 @@ def outputs(training: TrainingSet, state: State) -> Outputs:
     """The model on its training samples."""
     xp = training.namespace
     logits = _apply(training.tokens, _apply(state.weights, state.query))
-    logits = xp.reshape(logits, (*logits.shape[:-1], training.n_train, training.n_tokens))
+    logits = logits.reshape((*logits.shape[:-1], training.n_train, training.n_tokens))
     weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-    attention = weights / xp.sum(weights, axis=-1, keepdims=True)
-    return Outputs(logits, attention, xp.sum(attention * training.values, axis=-1))
+    attention = weights / weights.sum(-1)[..., None]
+    return Outputs(logits, attention, (attention * training.values).sum(-1))
 
 
 def _output_gradient(training: TrainingSet, f: Array) -> Array:
@@ -234,7 +240,7 @@ def logit_gradient(training: TrainingSet, out: Outputs) -> Array:
     """
     g = _output_gradient(training, out.f)
     c = g[..., None] * out.attention * _apply(training.value_differences, out.attention)
-    return training.namespace.reshape(c, (*c.shape[:-2], -1))
+    return c.reshape((*c.shape[:-2], -1))
 
 
 def velocity(training: TrainingSet, state: State) -> State:
@@ -247,7 +253,7 @@ def head_velocity(training: TrainingSet, state: State) -> Array:
     """dnu/dt of the gradient flow where the head is trained too, (..., r)."""
     out = outputs(training, state)
     weights = _output_gradient(training, out.f)[..., None] * out.attention
-    return -_apply_transposed(training.tokens, training.namespace.reshape(weights, (*weights.shape[:-2], -1)))
+    return -_apply_transposed(training.tokens, weights.reshape((*weights.shape[:-2], -1)))
 
 
 def _pull(training: TrainingSet, state: State) -> Array:
@@ -255,16 +261,24 @@ def _pull(training: TrainingSet, state: State) -> Array:
 
 
 def gradient_descent(training: TrainingSet, step_size: float, steps: Iterable[int]) -> Iterator[State]:
-    """Yields the state after each of `steps` (increasing, 0 is the start) of gradient descent on the mean loss."""
+    """Yields the state after each of `steps` of gradient descent on the mean loss; 0 is the start.
+
+    Raises
+    ------
+    ParameterError
+        `steps` decrease, or are not whole numbers of at least 0.
+    """
     query, weights = initial_state(training).query, _own_copy(training.weights)
     done = 0
     for wanted in steps:
-        for _ in range(done, wanted):
+        if wanted < done or wanted != int(wanted):
+            raise ParameterError(f"steps must be whole numbers of at least 0 that do not decrease, got {wanted}")
+        for _ in range(done, int(wanted)):
             pull = step_size * _pull(training, State(query, weights))
             ahead = query - _apply_transposed(weights, pull)
             _subtract_outer(weights, pull, query)
             query = ahead
-        done = max(done, wanted)
+        done = int(wanted)
         yield State(query, _own_copy(weights))
 
 

@@ -8,7 +8,8 @@ the training label, m = y f, s its attention),
     dz_r / dtau = h_r        a token's own logit, for clean and for noisy samples,
     dQ / dtau = (x/2) sum over clean (1 - eta) and noisy (eta) samples of h_relevant + rho (h_weak + h_confusing),
 
-and Q, the logit of either signal, is all that a fresh token sees. Derived in chapter delayed_generalization.
+and Q, the logit of either signal, is all that a fresh token sees. Derived in chapters
+token_selection and delayed_generalization.
 """
 
 from __future__ import annotations
@@ -19,9 +20,67 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import expit
+from scipy.special import expit, ndtr
 
 from benign_attention.flow import System, gradient_flow
+from benign_attention.selection import by_role
+
+
+def untrained_accuracy(signal_norm, n_tokens: int):
+    """Test accuracy under uniform attention, Phi(|mu| / sqrt(2 T)), elementwise."""
+    return ndtr(np.asarray(signal_norm) / math.sqrt(2 * n_tokens))
+
+
+def logistic(margin: float) -> float:
+    """log(1 + exp(-margin))."""
+    return float(np.logaddexp(0.0, -margin))
+
+
+def selected_train_loss(label_noise: float, weak_ratio: float, fitted: bool) -> float:
+    """Train loss, values' noise apart, when clean samples look at their relevant token only and flipped ones at their
+    confusing token (`fitted`) or at their relevant one."""
+    flipped = weak_ratio if fitted else -1.0
+    return (1 - label_noise) * logistic(math.sqrt(0.5)) + label_noise * logistic(flipped * math.sqrt(0.5))
+
+
+def first_turn(n_tokens: int, label_noise: float) -> float:
+    """x = n SNR^2 above which flipped samples, too, first turn to the relevant token: 2 T / ((T - 1)(1 - 2 eta))."""
+    return 2 * n_tokens / ((n_tokens - 1) * (1 - 2 * label_noise))
+
+
+def waiting_rate(n_tokens: int, label_noise: float) -> float:
+    """d log(t) / dx for the time t that flipped labels wait, as x = n SNR^2 grows; for rho_w = 0.
+
+    (T - 1)/(2 T) [(1 - eta) log(R*/R_0) - log((1 + R*)/(1 + R_0))], R* = (1 - eta)/eta, R_0 = exp(1/sqrt 2); zero if
+    R* <= R_0, where even the strongest signal cannot hold them, infinite without flipped labels.
+    """
+    eta, start = label_noise, math.exp(math.sqrt(0.5))
+    if eta == 0:
+        return math.inf
+    end = (1 - eta) / eta
+    if end <= start:
+        return 0.0
+    return (n_tokens - 1) / (2 * n_tokens) * ((1 - eta) * math.log(end / start) - math.log((1 + end) / (1 + start)))
+
+
+def _flipped_values(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
+    """(T,): means of a flipped sample's label times values, in units of their standard deviation 1/|mu|."""
+    return signal_norm / math.sqrt(2) * np.array([-1.0, -weak_ratio, weak_ratio] + [0.0] * (n_tokens - 3))
+
+
+def best_value_shares(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
+    """(4,): probability that the token whose value suits a flipped label best has the role."""
+    means = _flipped_values(signal_norm, weak_ratio, n_tokens)
+    v = np.linspace(means.min() - 8, means.max() + 8, 4001)
+    below = ndtr(v[:, None] - means)
+    density = np.exp(-0.5 * (v[:, None] - means) ** 2) / math.sqrt(2 * math.pi)
+    others = np.stack([np.delete(below, t, axis=1).prod(axis=1) for t in range(n_tokens)], axis=1)
+    return by_role(np.trapezoid(density * others, v, axis=0))
+
+
+def unfittable_share(signal_norm: float, weak_ratio: float, n_tokens: int) -> float:
+    """Probability that no token's value suits a flipped label, so that no attention can fit it."""
+    return float(ndtr(-_flipped_values(signal_norm, weak_ratio, n_tokens)).prod())
 
 
 def gap_clock(gap, n_others: float):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benign_attention import claims, explicit, selection, selection_population
+from benign_attention import selection_theory as theory
 from benign_attention.data import draw_token_selection
 from benign_attention.devices import available
 from benign_attention.experiments import token_selection as chapter
@@ -114,22 +115,22 @@ def test_the_luckiest_token_is_that_of_drawn_values():
         values = rng.standard_normal((20_000, T)) / norm
         values[:, :3] += np.array([-1, -weak, weak]) / math.sqrt(2)
         best = np.eye(T)[values.argmax(axis=1)].mean(axis=0)
-        found = chapter.best_value_shares(norm, weak, T)
+        found = theory.best_value_shares(norm, weak, T)
         assert found.sum() == pytest.approx(1, abs=1e-9)
-        np.testing.assert_allclose(found, chapter.by_role(best), atol=0.02)
-        assert chapter.unfittable_share(norm, weak, T) == pytest.approx((values < 0).all(axis=1).mean(), abs=0.02)
+        np.testing.assert_allclose(found, selection.by_role(best), atol=0.02)
+        assert theory.unfittable_share(norm, weak, T) == pytest.approx((values < 0).all(axis=1).mean(), abs=0.02)
 
 
 @pytest.mark.parametrize("T", [4, 8])
 def test_untrained_accuracy_is_that_of_uniform_attention(T):
     params = SMALL.replace(n_tokens=T, signal_norm=3.0, step_size=1e-12)
-    assert measure(params)["test_accuracy"].value == pytest.approx(chapter.untrained_accuracy(3.0, T), abs=1e-3)
+    assert measure(params)["test_accuracy"].value == pytest.approx(theory.untrained_accuracy(3.0, T), abs=1e-3)
 
 
 @pytest.mark.parametrize(("factor", "turns"), [(0.7, False), (1.3, True)])
 def test_flipped_samples_first_turn_to_the_relevant_token_above_the_threshold(factor, turns):
     params = SMALL.replace(n_train=20, weak_ratio=0.0, dim=10**8, step_size=1e-7, n_steps=2, label_noise=0.2)
-    x = factor * chapter.first_turn(params.n_tokens, params.label_noise)
+    x = factor * theory.first_turn(params.n_tokens, params.label_noise)
     attention = measure(params.replace(signal_norm=params.norm_at(x, params.dim)))["relevant_attention_noisy"]
     assert all((value > 1 / params.n_tokens) == turns for value in attention.per_seed)
 
@@ -142,24 +143,32 @@ def test_the_limit_lets_go_at_the_rate_of_the_closed_form():
         job = chapter.LimitJob(chapter._limit_point(Params(), x, n_tokens=3, weak_ratio=0.0), tuple(taus))
         times.append(chapter.release_time(taus, chapter.limit_curves(job)[0]))
     slope = math.log(times[1] / times[0]) / 500
-    assert slope == pytest.approx(chapter.waiting_rate(3, 0.2), rel=0.06)
+    assert slope == pytest.approx(theory.waiting_rate(3, 0.2), rel=0.06)
 
 
 def test_no_signal_holds_too_many_flipped_samples():
     largest = 1 / (1 + math.exp(math.sqrt(0.5)))
-    assert chapter.waiting_rate(8, largest + 1e-6) == 0
-    assert 0 < chapter.waiting_rate(8, largest - 1e-2) < chapter.waiting_rate(8, 0.1) < math.inf
-    assert chapter.waiting_rate(8, 0.0) == math.inf
+    assert theory.waiting_rate(8, largest + 1e-6) == 0
+    assert 0 < theory.waiting_rate(8, largest - 1e-2) < theory.waiting_rate(8, 0.1) < math.inf
+    assert theory.waiting_rate(8, 0.0) == math.inf
 
 
 def test_plateaus_of_the_train_loss_are_reached():
     """Corner of the map: all samples on the relevant token; values' noise is 1 % there."""
     params = Params()
     corner = chapter.descend(params, [params.point(dim=250, signal_norm=100.0)], 2, [1000])[0][:, -1]
-    np.testing.assert_allclose(corner.train_loss, chapter.selected_train_loss(params, fitted=False), atol=4e-3)
+    np.testing.assert_allclose(
+        corner.train_loss,
+        theory.selected_train_loss(params.label_noise, params.weak_ratio, fitted=False),
+        atol=4e-3,
+    )
     assert (corner.noisy_train_accuracy == 0).all() and (corner.noisy_selected[:, RELEVANT] == 1).all()
     released = chapter.descend(params, [params.point(dim=5000, signal_norm=100.0)], 2, [1000])[0][:, -1]
-    np.testing.assert_allclose(released.train_loss, chapter.selected_train_loss(params, fitted=True), atol=4e-3)
+    np.testing.assert_allclose(
+        released.train_loss,
+        theory.selected_train_loss(params.label_noise, params.weak_ratio, fitted=True),
+        atol=4e-3,
+    )
     assert (released.noisy_selected[:, CONFUSING] == 1).all()
 
 

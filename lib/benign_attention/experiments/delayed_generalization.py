@@ -17,8 +17,8 @@ from benign_attention.parameters import (
     ChapterParams,
     Dimension,
     FlipProbability,
-    NonNegative,
     ParameterError,
+    Ratio,
     SamplesCount,
 )
 from benign_attention.records import Metric, fraction_metric, seed_metric
@@ -48,7 +48,7 @@ class Params(ChapterParams):
         [1.0, 0.5, 0.2, 0.1, 0.05], min_length=1, description="values of n SNR^2"
     )
     label_noise: FlipProbability = Field(0.2, description="fraction of training labels that are flipped")
-    weak_ratio: NonNegative = Field(0.1, description="size of the weak and the confusing signal relative to |mu|")
+    weak_ratio: Ratio = Field(0.1, description="size of the weak and the confusing signal relative to |mu|")
     t_max: float = Field(1e60, ge=1.0, le=1e300, description="last time of the gradient flow")
     n_seeds: int = Field(5, ge=1, description="independent runs behind every interval")
 

@@ -10,15 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
-from scipy.special import ndtr
 
-from benign_attention import flow, selection, selection_population, selection_theory, shared_seed
+from benign_attention import flow, selection, selection_population, shared_seed
+from benign_attention import selection_theory as theory
 from benign_attention.data import TokenSelectionParams, draw_token_selection
 from benign_attention.parallel import map_processes
 from benign_attention.parameters import ChapterParams, Dimension, Positive, StepsCount
 from benign_attention.population import as_numpy
 from benign_attention.records import Metric, fraction_metric, seed_metric
-from benign_attention.selection import ROLES, State, TrainingSet
+from benign_attention.selection import ROLES, State, TrainingSet, by_role
 
 REGIMES = ((2000, 20.0), (5000, 5.0), (1000, 100.0))  # (d, |mu|) of Sakamoto and Sato 2025: benign, weak, strong
 LATE_TIMES = (1e6, 1e12, 1e30)
@@ -28,6 +28,7 @@ HIGH_TEST_LOSS = 0.5225  # the middle of the published range
 SELECTED_RATIOS = (0.05, 0.1, 0.2)
 SELECTED_SIZES = (0.5, 1.5, 3.0, 6.0)  # rho_w |mu|
 SELECTED_TAU, SELECTED_STEPS = 400.0, 400
+ENCODER_TREND = (1 / 3, 1, 3)  # times encoder_dim
 LATE_DIMS = (500, 500_000)
 RELEVANT, WEAK, CONFUSING, IRRELEVANT = range(len(ROLES))
 
@@ -114,11 +115,6 @@ class Reading:
 
     def __getitem__(self, index) -> Reading:
         return Reading(*(getattr(self, f.name)[index] for f in fields(self)))
-
-
-def by_role(tokens: np.ndarray) -> np.ndarray:
-    """(..., T) to (..., 4): the irrelevant tokens added up."""
-    return np.concatenate([tokens[..., :3], tokens[..., 3:].sum(axis=-1, keepdims=True)], axis=-1)
 
 
 def _mean_over(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -228,66 +224,6 @@ def measure(params: Params) -> dict[str, Metric]:
     }
 
 
-# ---- predictions ----------------------------------------------------------------------------------------------------
-
-
-def untrained_accuracy(signal_norm, n_tokens: int):
-    """Test accuracy under uniform attention, Phi(|mu| / sqrt(2 T)), elementwise."""
-    return ndtr(np.asarray(signal_norm) / math.sqrt(2 * n_tokens))
-
-
-def logistic(margin: float) -> float:
-    """log(1 + exp(-margin))."""
-    return float(np.logaddexp(0.0, -margin))
-
-
-def selected_train_loss(params: Params, fitted: bool) -> float:
-    """Train loss, values' noise apart, when clean samples look at their relevant token only and flipped ones at their
-    confusing token (`fitted`) or at their relevant one."""
-    flipped = params.weak_ratio if fitted else -1.0
-    return (1 - params.label_noise) * logistic(math.sqrt(0.5)) + params.label_noise * logistic(flipped * math.sqrt(0.5))
-
-
-def first_turn(n_tokens: int, label_noise: float) -> float:
-    """x = n SNR^2 above which flipped samples, too, first turn to the relevant token: 2 T / ((T - 1)(1 - 2 eta))."""
-    return 2 * n_tokens / ((n_tokens - 1) * (1 - 2 * label_noise))
-
-
-def waiting_rate(n_tokens: int, label_noise: float) -> float:
-    """d log(t) / dx for the time t that flipped labels wait, as x = n SNR^2 grows; for rho_w = 0.
-
-    (T - 1)/(2 T) [(1 - eta) log(R*/R_0) - log((1 + R*)/(1 + R_0))], R* = (1 - eta)/eta, R_0 = exp(1/sqrt 2); zero if
-    R* <= R_0, where even the strongest signal cannot hold them, infinite without flipped labels.
-    """
-    eta, start = label_noise, math.exp(math.sqrt(0.5))
-    if eta == 0:
-        return math.inf
-    end = (1 - eta) / eta
-    if end <= start:
-        return 0.0
-    return (n_tokens - 1) / (2 * n_tokens) * ((1 - eta) * math.log(end / start) - math.log((1 + end) / (1 + start)))
-
-
-def _flipped_values(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
-    """(T,): means of a flipped sample's label times values, in units of their standard deviation 1/|mu|."""
-    return signal_norm / math.sqrt(2) * np.array([-1.0, -weak_ratio, weak_ratio] + [0.0] * (n_tokens - 3))
-
-
-def best_value_shares(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
-    """(4,): probability that the token whose value suits a flipped label best has the role."""
-    means = _flipped_values(signal_norm, weak_ratio, n_tokens)
-    v = np.linspace(means.min() - 8, means.max() + 8, 4001)
-    below = ndtr(v[:, None] - means)
-    density = np.exp(-0.5 * (v[:, None] - means) ** 2) / math.sqrt(2 * math.pi)
-    others = np.stack([np.delete(below, t, axis=1).prod(axis=1) for t in range(n_tokens)], axis=1)
-    return by_role(np.trapezoid(density * others, v, axis=0))
-
-
-def unfittable_share(signal_norm: float, weak_ratio: float, n_tokens: int) -> float:
-    """Probability that no token's value suits a flipped label, so that no attention can fit it."""
-    return float(ndtr(-_flipped_values(signal_norm, weak_ratio, n_tokens)).prod())
-
-
 def release_time(times: np.ndarray, attention: np.ndarray) -> float:
     """When attention falls below 1/2 after its maximum, interpolated; nan where it does not, or was never above."""
     peak = int(attention.argmax())
@@ -303,15 +239,15 @@ def release_time(times: np.ndarray, attention: np.ndarray) -> float:
 class LimitJob:
     """A point of the orthogonal limit, and the times tau = t d / (3 n) at which it is read."""
 
-    point: selection_theory.LimitPoint
+    point: theory.LimitPoint
     taus: tuple[float, ...]
 
 
 def limit_curves(job: LimitJob) -> np.ndarray:
     """(2, times): attention on the relevant token, of flipped training samples and of fresh ones."""
-    states = list(selection_theory.limit_flow(job.point, job.taus))
-    noisy = [selection_theory.limit_attention(job.point, s)[1, 0] for s in states]
-    return np.array([noisy, [selection_theory.limit_fresh_attention(job.point, s) for s in states]])
+    states = list(theory.limit_flow(job.point, job.taus))
+    noisy = [theory.limit_attention(job.point, s)[1, 0] for s in states]
+    return np.array([noisy, [theory.limit_fresh_attention(job.point, s) for s in states]])
 
 
 # ---- the three regimes ----------------------------------------------------------------------------------------------
@@ -456,7 +392,7 @@ def selected(params: Params) -> Selected:
         for p, step in zip(by_size, steps, strict=True)
         for job in _jobs(params, [p], runs, [SELECTED_STEPS], step_size=step)
     ]
-    predicted = [best_value_shares(p.signal_norm, p.weak_ratio, p.n_tokens)[CONFUSING] for p in by_size]
+    predicted = [theory.best_value_shares(p.signal_norm, p.weak_ratio, p.n_tokens)[CONFUSING] for p in by_size]
     shape = (ratios.size, sizes.size)
     return Selected(
         norms,
@@ -477,7 +413,7 @@ def selected(params: Params) -> Selected:
 class HeatMap:
     """After the last step over (d, |mu|): reading (dims, norms, few_seeds); boundaries (dims,) where the orthogonal
     limit has attention 1/2 on the relevant token, of flipped training samples and of fresh ones; high_train_loss : the
-    middle of the two values that `selected_train_loss` predicts for flipped labels unfitted and fitted."""
+    middle of the two values that `theory.selected_train_loss` predicts for flipped labels unfitted and fitted."""
 
     dims: np.ndarray
     norms: np.ndarray
@@ -504,13 +440,13 @@ def heat_map(params: Params) -> HeatMap:
         reading.reshape(dims.size, norms.size),
         to_norm * np.sqrt([_last_rise(x, curves[:, 0, k]) for k in range(dims.size)]),
         to_norm * np.sqrt([_last_rise(x, curves[:, 1, k]) for k in range(dims.size)]),
-        sum(selected_train_loss(params, fitted) for fitted in (False, True)) / 2,
+        sum(theory.selected_train_loss(params.label_noise, params.weak_ratio, k) for k in (False, True)) / 2,
     )
 
 
-def _limit_point(params: Params, n_snr2: float, **changes) -> selection_theory.LimitPoint:
+def _limit_point(params: Params, n_snr2: float, **changes) -> theory.LimitPoint:
     at = params.point(**changes)
-    return selection_theory.LimitPoint(float(n_snr2), at.n_tokens, at.label_noise, at.weak_ratio)
+    return theory.LimitPoint(float(n_snr2), at.n_tokens, at.label_noise, at.weak_ratio)
 
 
 def _last_rise(x: np.ndarray, y: np.ndarray) -> float:
@@ -673,7 +609,8 @@ class Encoder:
     """One-layer transformer encoders in the three regimes, rescaled to dims and norms.
 
     Arrays (variants, regimes, n_seeds), after the last step. noisy_accuracy : share of flipped labels fitted;
-    relevant_attention : on fresh samples, of what goes to data tokens.
+    relevant_attention : on fresh samples, of what goes to data tokens. trend_accuracy : (trend_dims, few_seeds), test
+    accuracy of the full block in the benign regime, rescaled to several dimensions.
     """
 
     variants: list[str]
@@ -683,24 +620,32 @@ class Encoder:
     noisy_accuracy: np.ndarray
     test_accuracy: np.ndarray
     relevant_attention: np.ndarray
+    trend_dims: list[int]
+    trend_accuracy: np.ndarray
 
 
 def encoders(params: Params, n_test: int = 1000) -> Encoder:
     """All variants of a seed share data, fresh samples and the weights that they have in common."""
     from benign_attention import encoder
 
-    places = []
-    for dim, norm in REGIMES:
-        published = params.point(dim=dim, signal_norm=norm)
-        places.append(encoder.rescaled(published, params.step_size, min(dim, params.encoder_dim)))
-    jobs, names, steps = [], list(encoder.variants(params.encoder_dim)), (params.encoder_steps,)
-    for name in names:
-        for point, step_size in places:
-            architecture = encoder.variants(point.dim)[name]
-            for run in range(params.n_seeds):
-                rng = params.generator(run, **point.model_dump(), part="encoder")
-                jobs.append(encoder.EncoderJob(point, architecture, step_size, steps, rng, n_test, params.device))
-    runs = encoder.train_all(jobs)
+    def rescaled(regime: tuple[int, float], dim: int):
+        published = params.point(dim=regime[0], signal_norm=regime[1])
+        return encoder.rescaled(published, params.step_size, min(regime[0], dim))
+
+    def jobs(name: str, place, n_runs: int) -> list[encoder.EncoderJob]:
+        point, step_size = place
+        rngs = [params.generator(run, **point.model_dump(), part="encoder") for run in range(n_runs)]
+        architecture, steps = encoder.variants(point.dim)[name], (params.encoder_steps,)
+        return [encoder.EncoderJob(point, architecture, step_size, steps, rng, n_test, params.device) for rng in rngs]
+
+    places, names = (
+        [rescaled(regime, params.encoder_dim) for regime in REGIMES],
+        list(encoder.variants(params.encoder_dim)),
+    )
+    trend = [rescaled(REGIMES[0], round(params.encoder_dim * factor)) for factor in ENCODER_TREND]
+    grid = [job for name in names for place in places for job in jobs(name, place, params.n_seeds)]
+    runs = encoder.train_all(grid + [job for place in trend for job in jobs(names[0], place, params.few_seeds)])
+    runs, along = runs[: len(grid)], runs[len(grid) :]
     shape = (len(names), len(places), params.n_seeds)
     return Encoder(
         names,
@@ -711,6 +656,8 @@ def encoders(params: Params, n_test: int = 1000) -> Encoder:
             for k in ("train_accuracy", "noisy_accuracy", "test_accuracy")
         ),
         np.reshape([r.test_attention[-1, RELEVANT] for r in runs], shape),
+        [point.dim for point, _ in trend],
+        np.reshape([r.test_accuracy[-1] for r in along], (len(trend), params.few_seeds)),
     )
 
 
@@ -849,4 +796,6 @@ def _encoder_metrics(found: Encoder) -> dict[str, Metric]:
                 metrics[f"encoder_{kind}_{where}_{name}"] = fraction_metric(getattr(found, kind)[v, i])
         gain = found.test_accuracy[0, i] - found.test_accuracy[-1, i]
         metrics[f"encoder_selection_gain_{where}"] = seed_metric(gain, (-1, 1))
+    for dim, accuracy in zip(found.trend_dims, found.trend_accuracy, strict=True):
+        metrics[f"encoder_test_accuracy_benign_d{dim}"] = fraction_metric(accuracy)
     return metrics

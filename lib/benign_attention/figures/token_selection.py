@@ -21,11 +21,10 @@ from benign_attention.experiments.token_selection import (
     Regimes,
     Release,
     Selected,
-    best_value_shares,
-    waiting_rate,
 )
 from benign_attention.figures.style import PALETTE, band
 from benign_attention.records import seed_metric
+from benign_attention.selection_theory import best_value_shares, waiting_rate
 
 UNIT = (0.0, 1.0)
 SERIES = [PALETTE[k] for k in ("clean", "noisy", "test", "other", "fourth")]
