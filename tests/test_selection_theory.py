@@ -29,7 +29,7 @@ def test_clock_is_linear_where_the_gap_moves_at_the_rate_of_s_times_one_minus_s(
     assert abs(early / late - 1) > 0.005 or n_others > 20
 
 
-@pytest.mark.parametrize(("n_tokens", "weak_ratio"), [(3, 0.1), (8, 0.0), (8, 0.1), (16, 0.3)])
+@pytest.mark.parametrize(("n_tokens", "weak_ratio"), [(3, 0.1), (8, 0.0), (8, 0.1), (16, 0.3), (8, 0.995)])
 def test_selecting_logit_gives_half_the_attention(n_tokens, weak_ratio):
     q = theory.signal_logit_to_select(n_tokens, weak_ratio)
     logits = [q, weak_ratio * q, weak_ratio * q] + [0.0] * (n_tokens - 3)
@@ -84,7 +84,7 @@ def test_limit_is_what_the_engine_does_in_very_high_dimension():
         assert fresh.attention.value[0] == pytest.approx(theory.limit_fresh_attention(POINT, limit), abs=2e-3)
 
 
-@pytest.mark.parametrize(("n_tokens", "label_noise", "weak_ratio"), [(8, 0.2, 0.1), (3, 0.3, 0.0), (16, 0.0, 0.2)])
+@pytest.mark.parametrize(("n_tokens", "label_noise", "weak_ratio"), [(8, 0.2, 0.1), (3, 0.3, 0.1), (16, 0.0, 0.2)])
 def test_delay_slope_is_the_slope_of_the_limit_at_small_x(n_tokens, label_noise, weak_ratio):
     taus = np.geomspace(1, 1e290, 4000)
 
@@ -101,3 +101,20 @@ def test_clock_keeps_its_value_where_the_gap_is_large():
     gap = 130.0
     exact = 2 * mpmath.mpf(gap) + 2 * mpmath.sinh(mpmath.mpf(gap) - mpmath.log(7))
     assert theory.gap_clock(gap, 7) == pytest.approx(float(exact), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "label_noise", "weak_ratio"), [(8, 0.2, 0.0), (8, 0.2, 0.1), (3, 0.2, 0.0), (3, 0.3, 0.2)]
+)
+def test_noisy_samples_turn_first_to_the_relevant_token_just_above_the_threshold(n_tokens, label_noise, weak_ratio):
+    for factor in (0.99, 1.01):
+        x = factor * theory.first_turn(n_tokens, label_noise, weak_ratio)
+        point = theory.LimitPoint(x, n_tokens, label_noise, weak_ratio)
+        (state,) = theory.limit_flow(point, [1e-3])
+        assert (theory.limit_attention(point, state)[1, 0] > 1 / n_tokens) == (factor > 1)
+
+
+def test_what_never_selects_has_an_infinite_delay():
+    assert theory.signal_logit_to_select(8, 1.0) == math.inf
+    assert theory.delay_slope(8, 0.2, 1.5) == math.inf
+    assert theory.first_turn(8, 0.499, 0.1) == math.inf

@@ -3,9 +3,9 @@ r"""Closed forms of token selection, and its orthogonal limit: d/n to infinity a
 In the limit tokens of different samples share nothing but signals, the kernel of the logits stays what it is at the
 start, X W_0 W_0^T X^T = X X^T / 3, irrelevant tokens have value zero, and all clean and all noisy samples behave
 alike. In the time tau = t d / (3 n), with h_r = sg(-m) s_r (v_r - m) the pull on a token of role r (v its value times
-the training label, m = y f, s its attention),
+the training label, m = y f, s its attention, the softmax of z_r + rho_r Q with rho_r = 1, rho, rho, 0),
 
-    dz_r / dtau = h_r        a token's own logit, for clean and for noisy samples,
+    dz_r / dtau = h_r        a token's own part of its logit, for clean and for noisy samples,
     dQ / dtau = (x/2) sum over clean (1 - eta) and noisy (eta) samples of h_relevant + rho (h_weak + h_confusing),
 
 and Q, the logit of either signal, is all that a fresh token sees. Derived in chapters
@@ -43,9 +43,15 @@ def selected_train_loss(label_noise: float, weak_ratio: float, fitted: bool) -> 
     return (1 - label_noise) * logistic(math.sqrt(0.5)) + label_noise * logistic(flipped * math.sqrt(0.5))
 
 
-def first_turn(n_tokens: int, label_noise: float) -> float:
-    """x = n SNR^2 above which flipped samples, too, first turn to the relevant token: 2 T / ((T - 1)(1 - 2 eta))."""
-    return 2 * n_tokens / ((n_tokens - 1) * (1 - 2 * label_noise))
+def first_turn(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
+    """x = n SNR^2 above which flipped samples, too, first turn to the relevant token; inf where no signal is enough.
+
+    2 r (1 - 1/T) / {(1 - (1 + 2 rho)/T)^2 [1 - eta - eta r]}, r = exp(1/(sqrt(2) T)), in the orthogonal limit.
+    """
+    harder = math.exp(1 / (math.sqrt(2) * n_tokens))
+    vote = 1 - label_noise - label_noise * harder
+    reach = 1 - (1 + 2 * weak_ratio) / n_tokens
+    return 2 * harder * (1 - 1 / n_tokens) / (reach**2 * vote) if vote > 0 and reach != 0 else math.inf
 
 
 def waiting_rate(n_tokens: int, label_noise: float) -> float:
@@ -93,21 +99,25 @@ def gap_clock(gap, n_others: float):
 
 
 def signal_logit_to_select(n_tokens: int, weak_ratio: float) -> float:
-    """The Q at which a fresh sample's relevant token has attention 1/2: e^Q = T - 3 + 2 e^(rho Q)."""
-    return brentq(lambda q: math.exp(q) - (n_tokens - 3) - 2 * math.exp(weak_ratio * q), 0.0, 100.0)
+    """The Q at which a fresh sample's relevant token has attention 1/2: e^Q = T - 3 + 2 e^(rho Q); inf if rho >= 1."""
+    if weak_ratio >= 1:
+        return math.inf
+    irrelevant = math.log(n_tokens - 3) if n_tokens > 3 else -math.inf
+    enough = math.log(n_tokens) / (1 - weak_ratio)
+    return brentq(lambda q: q - np.logaddexp(irrelevant, math.log(2) + weak_ratio * q), 0.0, enough)
 
 
 def delay_slope(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
-    """Limit of d log(t_gen / t_fit) / d(1/x) as x goes to 0, in the orthogonal limit.
+    """Limit of d log(t_gen / t_fit) / d(1/x) as x goes to 0, in the orthogonal limit; inf where Q does not grow.
 
     2 Q / [(1 - eta)(1 - (1 + 2 rho)/T) - eta ((1 + 2 rho)/T - rho)], Q of `signal_logit_to_select`: while a training
-    sample's selected token rises by 1 - 1/T and its others fall by 1/T, Q moves by x/2 times the bracket. Without weak
-    signals noisy samples select no token, they only drop the relevant one, and the bracket is (1 - 2 eta)(1 - 1/T).
+    sample's selected token rises by 1 - 1/T and its others fall by 1/T, Q moves by x/2 times the bracket. Noisy samples
+    are taken to select the confusing token, which needs rho > 0 and rho |mu| >> 1.
     """
     T, eta, rho = n_tokens, label_noise, weak_ratio
     spill = (1 + 2 * rho) / T
-    clean, noisy = (1 - spill, spill - rho) if rho > 0 else (1 - 1 / T, 1 - 1 / T)
-    return 2 * signal_logit_to_select(T, rho) / ((1 - eta) * clean - eta * noisy)
+    bracket = (1 - eta) * (1 - spill) - eta * (spill - rho)
+    return 2 * signal_logit_to_select(T, rho) / bracket if bracket > 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_untrained_accuracy_is_that_of_uniform_attention(T):
 @pytest.mark.parametrize(("factor", "turns"), [(0.7, False), (1.3, True)])
 def test_flipped_samples_first_turn_to_the_relevant_token_above_the_threshold(factor, turns):
     params = SMALL.replace(n_train=20, weak_ratio=0.0, dim=10**8, step_size=1e-7, n_steps=2, label_noise=0.2)
-    x = factor * theory.first_turn(params.n_tokens, params.label_noise)
+    x = factor * theory.first_turn(params.n_tokens, params.label_noise, params.weak_ratio)
     attention = measure(params.replace(signal_norm=params.norm_at(x, params.dim)))["relevant_attention_noisy"]
     assert all((value > 1 / params.n_tokens) == turns for value in attention.per_seed)
 

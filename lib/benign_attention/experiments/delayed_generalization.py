@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
+from scipy.special import ndtr
 
 from benign_attention import flow, reduced, selection, selection_population, selection_theory
 from benign_attention.data import SingleHeadParams, TokenSelectionParams, flipped_count
@@ -23,7 +24,7 @@ from benign_attention.parameters import (
 )
 from benign_attention.records import Metric, fraction_metric, seed_metric
 
-PER_DECADE = 8  # times of a trajectory
+PER_DECADE = 6  # times of a trajectory
 X_CLOCK = 1.0  # n SNR^2 at which the growth of the gap is measured
 OFFICIAL_STEP, OFFICIAL_STEPS = 5e-3, 1000
 REGIMES = ((2000, 20.0), (5000, 5.0), (1000, 100.0))  # (dim, signal_norm) of the paper's runs
@@ -169,7 +170,7 @@ def trajectory(job: Job) -> Trajectory:
     clean, labels = ~training.noisy, training.labels
     rows, laws = [], []
     times = times_until(job.t_max, natural_time(job.point))
-    for seen in flow.gradient_flow(system, times, tolerance=0.02):
+    for seen in flow.gradient_flow(system, times):
         here, state = seen.state if job.train_head else (training, seen.state)
         out = selection.outputs(here, state)
         others = np.logaddexp.reduce(out.logits[:, 1:], axis=1)
@@ -445,12 +446,20 @@ def descent_against_flow(params: Params) -> DescentAgainstFlow:
 # ---- is accuracy ever delayed? --------------------------------------------------------------------------------------
 
 
+def aligned_accuracy(head_norm: float, n_attended: int) -> float:
+    """Test accuracy when attention is uniform over n_attended tokens, the relevant one among them, and weak signals
+    cancel or are left out: Phi(1 / (sqrt(2 n_attended) |nu|))."""
+    return float(ndtr(1.0 / (math.sqrt(2.0 * n_attended) * head_norm)))
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the search. trajectories : (n_seeds, times)."""
+    """One setting of the search. trajectories : (n_seeds, times); half_way : the accuracy between that of uniform
+    attention and that of the relevant token alone, nan where the head moves."""
 
     name: str
     trajectories: Trajectory
+    half_way: float
 
     @property
     def accuracy_at_fit(self) -> np.ndarray:
@@ -473,11 +482,17 @@ class Setting:
 
     @property
     def log_accuracy_delay(self) -> np.ndarray:
-        """log of the time from the fit until test accuracy is half-way to its last value; nan where it gains < 0.05."""
+        """log of the ratio of the time when test accuracy is half-way to that of the fit; inf if it never is, nan if it
+        is from the start."""
         t = self.trajectories
-        start = self.accuracy_at_fit
-        half = np.where(np.log(t.time) > t.log_fit[:, None], t.test_accuracy - (start + self.gain / 2)[:, None], -1.0)
-        return log_crossing(t.time, half) - np.where(self.gain >= 0.05, t.log_fit, np.nan)
+        fit = np.where(np.isfinite(t.log_fit), t.log_fit, np.nan)
+        return log_crossing(t.time, t.test_accuracy - self.half_way) - fit
+
+
+def _setting(params: Params, name: str, found: list[Trajectory], n_snr2: float, **kind) -> Setting:
+    head = math.hypot(1.0 / params.point(n_snr2).signal_norm, kind.get("head_noise", 0.0))
+    half_way = (aligned_accuracy(head, params.n_tokens) + aligned_accuracy(head, 1)) / 2
+    return Setting(name, Trajectory.stack(found), math.nan if kind.get("train_head") else half_way)
 
 
 def accuracy_search(params: Params) -> list[Setting]:
@@ -489,7 +504,9 @@ def accuracy_search(params: Params) -> list[Setting]:
         "head trained from zero": {"train_head": True},
     }
     found = iter(_run([job for kind in kinds.values() for job in _jobs(params, X_SEARCH, n_seeds, t_max, **kind)]))
-    return [Setting(name, Trajectory.stack([next(found) for _ in range(n_seeds)])) for name in kinds]
+    return [
+        _setting(params, name, [next(found) for _ in range(n_seeds)], X_SEARCH, **kind) for name, kind in kinds.items()
+    ]
 
 
 def accuracy_delays(params: Params) -> dict[float, Setting]:
@@ -500,8 +517,10 @@ def accuracy_delays(params: Params) -> dict[float, Setting]:
         for run in range(params.n_seeds)
     ]
     found = iter(_run(jobs))
-    stacks = {x: Trajectory.stack([next(found) for _ in range(params.n_seeds)]) for x in X_ACCURACY_GRID}
-    return {x: Setting(f"x = {x:g}", stack) for x, stack in stacks.items()}
+    return {
+        x: _setting(params, f"x = {x:g}", [next(found) for _ in range(params.n_seeds)], x, head_noise=HEAD_NOISE)
+        for x in X_ACCURACY_GRID
+    }
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -560,7 +579,7 @@ def _claim_metrics(trajectories, fit, dependences, official_clock, descent, sear
         "descent_order": seed_metric(orders[:-1].mean(axis=0)),
     }
     for x, found in trajectories.items():
-        setting = Setting("", found)
+        setting = Setting("", found, math.nan)
         metrics[f"train_accuracy_end_x{x:g}"] = fraction_metric(found.train_accuracy[:, -1])
         metrics[f"test_accuracy_end_x{x:g}"] = fraction_metric(setting.accuracy_at_end)
         metrics[f"accuracy_gain_x{x:g}"] = seed_metric(setting.gain, (-1, 1))
