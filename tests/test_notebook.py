@@ -8,7 +8,7 @@ from tiny_book import CLAIM
 
 from benign_attention import notebook, records
 from benign_attention.claims import Claim
-from benign_attention.notebook import VerdictBox, say
+from benign_attention.notebook import VerdictBox, say, tex
 from benign_attention.parameters import ChapterParams
 from benign_attention.records import MIME, seed_metric
 
@@ -49,3 +49,19 @@ def test_the_record_travels_as_an_output(shown):
 def test_computed_sentences_are_prose(shown):
     say("The error is **0.1**.")
     assert shown[0]["data"]["text/markdown"] == "The error is **0.1**."
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1e8, "10^{8}"),
+        (2e7, r"2\cdot10^{7}"),
+        (0.2, "0.2"),
+        (2000, "2000"),
+        (1e60, "10^{60}"),
+        (0, "0"),
+        (-3e-5, r"-3\cdot10^{-5}"),
+    ],
+)
+def test_numbers_in_formulas_have_no_e(number, text):
+    assert tex(number) == text

@@ -16,6 +16,16 @@ def say(markdown: str) -> None:
     display({"text/markdown": markdown, "text/plain": markdown}, raw=True)
 
 
+def tex(number: float) -> str:
+    """A number as TeX source: 1e8 as 10^{8}, 2e7 as 2\\cdot10^{7}, and without powers from 1e-3 to 1e5."""
+    if number == 0 or 1e-3 <= abs(number) <= 1e5:
+        return f"{number:g}"
+    mantissa, exponent = f"{number:.6e}".split("e")
+    mantissa = f"{float(mantissa):g}"
+    power = f"10^{{{int(exponent)}}}"
+    return power if mantissa == "1" else f"{mantissa}\\cdot{power}"
+
+
 class VerdictBox:
     """The box at the top of a chapter; shown empty at once, filled by the last cell."""
 

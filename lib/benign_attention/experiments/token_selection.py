@@ -13,7 +13,7 @@ from pydantic import Field
 
 from benign_attention import flow, selection, selection_population, shared_seed
 from benign_attention import selection_theory as theory
-from benign_attention.data import TokenSelectionParams, draw_token_selection
+from benign_attention.data import TokenSelectionParams, draw_token_selection, flipped_count
 from benign_attention.parallel import map_processes
 from benign_attention.parameters import ChapterParams, Dimension, Positive, StepsCount
 from benign_attention.population import as_numpy
@@ -446,7 +446,8 @@ def heat_map(params: Params) -> HeatMap:
 
 def _limit_point(params: Params, n_snr2: float, **changes) -> theory.LimitPoint:
     at = params.point(**changes)
-    return theory.LimitPoint(float(n_snr2), at.n_tokens, at.label_noise, at.weak_ratio)
+    flipped = flipped_count(at.n_train, at.label_noise) / at.n_train
+    return theory.LimitPoint(float(n_snr2), at.n_tokens, flipped, at.weak_ratio)
 
 
 def _last_rise(x: np.ndarray, y: np.ndarray) -> float:
