@@ -70,7 +70,7 @@ class Claim(Condition):
     """
 
     id: str
-    paper: str
+    paper: Literal["magen2025", "sakamoto2025", "this book"]
     place: str
     says: str
     why: str = Field(description="the reason from theory for the regions")

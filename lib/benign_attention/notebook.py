@@ -26,6 +26,9 @@ def tex(number: float) -> str:
     return power if mantissa == "1" else f"{mantissa}\\cdot{power}"
 
 
+_AUTHORS = {"magen2025": "Magen et al. 2025", "sakamoto2025": "Sakamoto and Sato 2025", "this book": "This book"}
+
+
 class VerdictBox:
     """The box at the top of a chapter; shown empty at once, filled by the last cell."""
 
@@ -54,7 +57,9 @@ class VerdictBox:
 
         rows = "".join(
             f'<tr class="verdict-{v.outcome.replace(" ", "-")}"><td>{escape(v.claim.id)}</td>'
-            f"<td>{escape(v.claim.says)}{details(v)}</td>"
+            f"<td>{escape(v.claim.says)}"
+            f'<div class="verdict-source">{escape(_AUTHORS[v.claim.paper])}: {escape(v.claim.place)}</div>'
+            f"{details(v)}</td>"
             f'<td class="verdict-outcome">{v.outcome}</td></tr>'
             for v in verdicts
         )

@@ -245,7 +245,7 @@ def test_batches_on_every_device_give_the_numbers_of_single_runs(name, monkeypat
 def test_exploration_runs_at_any_point(change):
     explored = chapter.explore(SMALL.replace(**change))
     assert explored.metrics["test_accuracy_d2000_mu20"].value is not None
-    assert explored.metrics["encoder_train_accuracy_d2000_mu20_full_block"].value is not None
+    assert explored.metrics["encoder_train_accuracy_benign_full_block"].value is not None
     names = {name for c in claims.load_claims("token_selection") for name in (c.metric, *(a.metric for a in c.also))}
     assert names - set(explored.metrics) <= {name for name in names if "_x100_" in name}
 

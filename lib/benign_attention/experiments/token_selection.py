@@ -21,6 +21,7 @@ from benign_attention.records import Metric, fraction_metric, seed_metric
 from benign_attention.selection import ROLES, State, TrainingSet, by_role
 
 REGIMES = ((2000, 20.0), (5000, 5.0), (1000, 100.0))  # (d, |mu|) of Sakamoto and Sato 2025: benign, weak, strong
+REGIME_NAMES = ("benign", "weak", "strong")
 LATE_TIMES = (1e6, 1e12, 1e30)
 MAP_DIMS = 250 + 125 * np.arange(39)
 MAP_NORMS = 5.0 + 2.5 * np.arange(39)
@@ -476,10 +477,12 @@ def unexplained(x: np.ndarray, y: np.ndarray, per_decade: int = 5, least: int = 
 
 @dataclass(frozen=True)
 class Late:
-    """Gradient flow over x = n SNR^2 and d: reading (x, dims, few_seeds, times), at the time of n_steps and at 1e12."""
+    """Gradient flow over x = n SNR^2 and d: norms (x, dims); reading (x, dims, few_seeds, times), at n_steps
+    and at 1e12."""
 
     n_snr2: np.ndarray
     dims: np.ndarray
+    norms: np.ndarray
     times: np.ndarray
     reading: Reading
 
@@ -492,7 +495,8 @@ def late(params: Params) -> Late:
         for one in params.late_grid
         for d in dims
     ]
-    return Late(x, dims, times, follow(params, points, params.few_seeds, times).reshape(x.size, dims.size))
+    norms = np.array([p.signal_norm for p in points]).reshape(x.size, dims.size)
+    return Late(x, dims, norms, times, follow(params, points, params.few_seeds, times).reshape(x.size, dims.size))
 
 
 @dataclass(frozen=True)
@@ -789,8 +793,7 @@ def _one_seed_metrics(found: OneSeed) -> dict[str, Metric]:
 def _encoder_metrics(found: Encoder) -> dict[str, Metric]:
     """At the last step; the gain is the full block's over the one whose query and key are not trained."""
     metrics = {}
-    for i, (dim, norm) in enumerate(REGIMES):
-        where = f"d{dim}_mu{norm:g}"
+    for i, where in enumerate(REGIME_NAMES):
         for v, variant in enumerate(found.variants):
             name = variant.replace(" ", "_")
             for kind in ("train_accuracy", "noisy_accuracy", "test_accuracy", "relevant_attention"):

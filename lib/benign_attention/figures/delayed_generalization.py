@@ -61,7 +61,7 @@ def attention(params: Params, trajectories: dict[float, Trajectory]) -> Figure:
     band(top, at, first.train_accuracy, "training accuracy", PALETTE["noisy"], (0, 1), linestyle=":")
     top.axhline(0.5, color=PALETTE["neutral"], linewidth=0.8)
     top.set(ylabel="attention on the relevant token", ylim=(0, 1.03))
-    top.legend(fontsize=8, ncols=2, loc="center right")
+    fig.legend(*top.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside upper center")
     bottom.set_ylabel("test loss")
     _power_axis(bottom)
     return fig
@@ -77,7 +77,7 @@ def delay(fit: DelayFit) -> Figure:
     ax.plot(line, slope * line + intercept, color=PALETTE["noisy"], linestyle="--", label="line fitted to x ≤ 1/2")
     for k, row in enumerate(finite):
         ax.plot(1 / fit.x, row, "o", color=PALETTE["clean"], markersize=5, label="measured" if k == 0 else None)
-    ax.set(xlabel="1/x = 1 / (n SNR²)", ylabel="ln(t_gen / t_fit)", ylim=(0, None), xlim=(0, None))
+    ax.set(xlabel="1/x = 1 / (n SNR²)", ylabel=r"$\ln(t_\mathrm{gen}/t_\mathrm{fit})$", ylim=(0, None), xlim=(0, None))
     ax.legend(fontsize=9, loc="upper left")
     band(ratio, 1 / fit.x, finite / fit.limit_at_x.log_delay, "measured / limit", PALETTE["clean"], marker="o")
     ratio.axhline(1, color=PALETTE["theory"], linewidth=1)
@@ -164,7 +164,7 @@ def dependence(params: Params, dependences: list[Dependence]) -> Figure:
             ax.annotate("never", (value, 2), ha="left", fontsize=9, color=PALETTE["noisy"])
         ax.set(xlabel=label, xscale=scale)
     top = max(np.nanmax(_finite(d.log_delay), initial=1.0) for d in dependences)
-    axes[0].set(ylabel="ln(t_gen / t_fit)", ylim=(0, 1.1 * top))
+    axes[0].set(ylabel=r"$\ln(t_\mathrm{gen}/t_\mathrm{fit})$", ylim=(0, 1.1 * top))
     axes[0].legend(fontsize=9, loc="lower right")
     return fig
 

@@ -24,7 +24,7 @@ from benign_attention.experiments.token_selection import (
 )
 from benign_attention.figures.style import PALETTE, band
 from benign_attention.records import seed_metric
-from benign_attention.selection_theory import best_value_shares, waiting_rate
+from benign_attention.selection_theory import best_value_shares, untrained_accuracy, waiting_rate
 
 UNIT = (0.0, 1.0)
 SERIES = [PALETTE[k] for k in ("clean", "noisy", "test", "other", "fourth")]
@@ -240,6 +240,8 @@ def late(found: Late, n_tokens: int) -> Figure:
             ):
                 style = {"linestyle": "-" if j else "--", "marker": "o", "markersize": 4, "linewidth": 2}
                 band(ax, found.n_snr2, values.T, f"$d = {dim:g}$", SERIES[j], UNIT, **style)
+            untrained = untrained_accuracy(found.norms[:, j], n_tokens)
+            axes[1, k].plot(found.n_snr2, untrained, color=SERIES[j], linestyle="-.", linewidth=1)
         axes[0, k].set_title(f"$t = {time:g}$" if time < 1e3 else f"$t = {_power(time)}$")
         axes[-1, k].set(xscale="log", xlabel=r"$x = n\,\mathrm{SNR}^2$")
         axes[-1, k].axhline(1 / n_tokens, color=PALETTE["theory"], linewidth=0.8, linestyle=":")
