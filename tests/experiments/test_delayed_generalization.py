@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benign_attention import flow, selection
+from benign_attention import claims, flow, selection
 from benign_attention.experiments import delayed_generalization as chapter
 from benign_attention.experiments.delayed_generalization import Params, measure
 from benign_attention.parameters import ParameterError
@@ -111,3 +111,13 @@ def test_aligned_heads_are_right_from_the_start_and_noisy_ones_by_their_formula(
         size = math.hypot(1 / SMALL.point(chapter.X_SEARCH).signal_norm, kappa)
         start = norm.cdf(1 / (math.sqrt(2 * SMALL.n_tokens) * size))
         assert setting.trajectories.test_accuracy[:, 0] == pytest.approx(start, abs=5e-3)
+
+
+CONTROLS = [(c, control.change) for c in claims.load_claims("delayed_generalization") for control in c.controls]
+
+
+@pytest.mark.parametrize(("claim", "change"), CONTROLS, ids=lambda x: getattr(x, "id", str(x)))
+def test_claims_fail_where_they_should(claim, change):
+    params = Params(**{"n_snr2_grid": [0.5, 0.2, 0.1], "n_seeds": 3, "t_max": 1e25, **change})
+    metrics = chapter.grid_metrics(chapter.trajectories(params), chapter.delay_fit(params))
+    assert claim.verdict(metrics) not in ("supported", "not run")

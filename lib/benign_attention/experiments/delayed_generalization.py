@@ -551,7 +551,8 @@ def explore(params: Params) -> Explored:
         "search": accuracy_search(params),
         "accuracy": accuracy_delays(params),
     }
-    return Explored(**parts, metrics=_claim_metrics(**parts))
+    metrics = grid_metrics(parts["trajectories"], parts["fit"]) | _claim_metrics(**parts)
+    return Explored(**parts, metrics=metrics)
 
 
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -560,16 +561,29 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.array([np.polyfit(x[ok], row[ok], 1)[0] if ok.sum() > 2 else np.nan for row, ok in rows])
 
 
-def _claim_metrics(trajectories, fit, dependences, official_clock, descent, search, accuracy) -> dict[str, Metric]:
+def grid_metrics(trajectories: dict[float, Trajectory], fit: DelayFit) -> dict[str, Metric]:
+    """The metrics of claims that rest on the runs of the grid alone."""
+    metrics = {
+        "delay_slope": seed_metric(fit.slope),
+        "delay_slope_over_derived": seed_metric(fit.slope / fit.derived_slope),
+        "gap_growth_exponent_paper_form": seed_metric(growth_exponent(trajectories[X_CLOCK], paper=True)),
+    }
+    for x, found in trajectories.items():
+        setting = Setting("", found, math.nan)
+        metrics[f"train_accuracy_end_x{x:g}"] = fraction_metric(found.train_accuracy[:, -1])
+        metrics[f"test_accuracy_end_x{x:g}"] = fraction_metric(setting.accuracy_at_end)
+        metrics[f"accuracy_gain_x{x:g}"] = seed_metric(setting.gain, (-1, 1))
+        metrics[f"test_attention_end_x{x:g}"] = fraction_metric(found.test_attention[:, -1])
+    return metrics
+
+
+def _claim_metrics(dependences, official_clock, descent, search, accuracy, **_) -> dict[str, Metric]:
     by_name = {d.name: d for d in dependences}
     settings = {s.name: s for s in search}
     delays = np.stack([s.log_accuracy_delay for s in accuracy.values()], axis=1)
     official = descent.step_ratio == 1
     orders = np.array([_slopes(np.log(descent.step_ratio), np.log(rows)) for rows in descent.difference])
     metrics = {
-        "delay_slope": seed_metric(fit.slope),
-        "delay_slope_over_derived": seed_metric(fit.slope / fit.derived_slope),
-        "gap_growth_exponent_paper_form": seed_metric(growth_exponent(trajectories[X_CLOCK], paper=True)),
         "gap_growth_exponent_d2000": seed_metric(growth_exponent(official_clock)),
         "gap_growth_exponent_d2000_early": seed_metric(growth_exponent(official_clock, (0.0, 2.0))),
         "accuracy_gain_head_noise": seed_metric(settings[f"head noise {HEAD_NOISE:g}"].gain, (-1, 1)),
@@ -578,12 +592,6 @@ def _claim_metrics(trajectories, fit, dependences, official_clock, descent, sear
         "descent_difference": seed_metric(descent.difference[:-1, :, official].max(axis=(0, 2)), (0, np.inf)),
         "descent_order": seed_metric(orders[:-1].mean(axis=0)),
     }
-    for x, found in trajectories.items():
-        setting = Setting("", found, math.nan)
-        metrics[f"train_accuracy_end_x{x:g}"] = fraction_metric(found.train_accuracy[:, -1])
-        metrics[f"test_accuracy_end_x{x:g}"] = fraction_metric(setting.accuracy_at_end)
-        metrics[f"accuracy_gain_x{x:g}"] = seed_metric(setting.gain, (-1, 1))
-        metrics[f"test_attention_end_x{x:g}"] = fraction_metric(found.test_attention[:, -1])
     for name, short in (("n_tokens", "T"), ("label_noise", "eta")):
         d = by_name[name]
         for value, column, limit in zip(d.values, d.log_delay.T, d.limit, strict=True):
