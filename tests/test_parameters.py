@@ -24,11 +24,13 @@ class Params(ChapterParams):
     label_noise: FlipProbability = Field(0.05, description="flip probability")
     step_size: Positive = Field(0.025, description="step size")
     n_train_grid: list[SamplesCount] = Field([20, 40], min_length=1, description="a grid")
+    slope_grid: list[Positive] = Field([1.0, 2.0], min_length=2, description="a grid of at least two")
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
+        ({"slope_grid": [1.0]}, "slope_grid must be a list of at least 2 numbers, got [1.0]"),
         ({"label_noise": 0.5}, "label_noise must be a number in [0, 0.5), got 0.5"),
         ({"label_noise": 0.7}, "label_noise must be a number in [0, 0.5), got 0.7"),
         ({"label_noise": -0.1}, "label_noise must be a number in [0, 0.5), got -0.1"),

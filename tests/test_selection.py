@@ -815,3 +815,10 @@ def test_irrelevant_tokens_are_added_up():
     np.testing.assert_array_equal(selection.by_role(tokens), [[1, 2, 3, 15], [0, 1, 0, 4]])
     np.testing.assert_array_equal(selection.by_role(tokens[:, :3]), [[1, 2, 3, 0], [0, 1, 0, 0]])
     assert len(selection.ROLES) == 4
+
+
+@pytest.mark.parametrize("steps", [[10, 5], [-1], [2.5]])
+def test_steps_must_be_whole_and_in_order(steps):
+    training = selection.draw(TokenSelectionParams(n_train=4, dim=50), np.random.default_rng(0))
+    with pytest.raises(ParameterError, match="steps must be whole numbers of at least 0 that do not decrease, got"):
+        list(selection.gradient_descent(training, 0.01, steps))

@@ -65,7 +65,9 @@ def allowed(field, item: bool = False) -> str:
             (get_args(inner)[0], get_args(inner)[1].metadata) if get_origin(inner) is Annotated else (inner, [])
         )
         if not item:
-            return f"a non-empty list of {_TYPE_NAMES[annotation].removeprefix('a ')}s"
+            least = max((c.min_length for c in field.metadata if hasattr(c, "min_length")), default=1)
+            kind = "non-empty list" if least == 1 else f"list of at least {least}"
+            return f"a {kind} {'of ' if least == 1 else ''}{_TYPE_NAMES[annotation].removeprefix('a ')}s"
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
     bounds = {k: getattr(c, k) for c in constraints for k in ("ge", "gt", "le", "lt") if hasattr(c, k)}

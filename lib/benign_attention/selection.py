@@ -266,18 +266,23 @@ def gradient_descent(training: TrainingSet, step_size: float, steps: Iterable[in
     Raises
     ------
     ParameterError
-        `steps` decrease, or are not whole numbers of at least 0.
+        `steps` decrease, or are not whole numbers of at least 0; or the weights overflow, for a `step_size` too large.
     """
     query, weights = initial_state(training).query, _own_copy(training.weights)
     done = 0
     for wanted in steps:
         if wanted < done or wanted != int(wanted):
             raise ParameterError(f"steps must be whole numbers of at least 0 that do not decrease, got {wanted}")
-        for _ in range(done, int(wanted)):
-            pull = step_size * _pull(training, State(query, weights))
-            ahead = query - _apply_transposed(weights, pull)
-            _subtract_outer(weights, pull, query)
-            query = ahead
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(done, int(wanted)):
+                pull = step_size * _pull(training, State(query, weights))
+                ahead = query - _apply_transposed(weights, pull)
+                _subtract_outer(weights, pull, query)
+                query = ahead
+        if not training.namespace.isfinite(query).all():
+            raise ParameterError(
+                f"step_size must be small enough for gradient descent not to overflow, got {step_size:g}"
+            )
         done = int(wanted)
         yield State(query, _own_copy(weights))
 
