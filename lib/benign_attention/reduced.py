@@ -22,12 +22,13 @@ from array_api_compat import array_namespace, device
 
 from benign_attention.data import SingleHeadData, draw_labels
 from benign_attention.gram import noise_gram
+from benign_attention.movable import Movable
 
 Array = Any
 
 
 @dataclass(frozen=True)
-class TrainingSet:
+class TrainingSet(Movable):
     """All that training sees of the data. gram : (..., m, m); clean_labels, labels : (..., n), ±1."""
 
     gram: Array
@@ -64,23 +65,6 @@ class TrainingSet:
                 for x in (self.gram, self.clean_labels, self.labels)
             )
         )
-
-    def on(self, device_name: str) -> TrainingSet:
-        """The same sets where a chapter's `device` says: NumPy on the CPU, torch elsewhere."""
-        if device_name == "cpu":
-            return self
-        from benign_attention.devices import resolve
-
-        torch_device = resolve(device_name)
-        return self if torch_device.type == "cpu" else self.to(torch_device)
-
-    def to(self, torch_device) -> TrainingSet:
-        """The same sets as torch tensors, in float64 where the device has it."""
-        import torch
-
-        dtype = torch.float32 if torch.device(torch_device).type == "mps" else torch.float64
-        fields = (self.gram, self.clean_labels, self.labels)
-        return TrainingSet(*(torch.as_tensor(x, dtype=dtype, device=torch_device) for x in fields))
 
 
 def _rows(data: SingleHeadData) -> np.ndarray:

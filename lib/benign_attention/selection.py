@@ -33,6 +33,7 @@ from scipy.linalg.blas import dger
 
 from benign_attention.data import TokenSelectionData, TokenSelectionParams, balanced_labels, signal_coordinates
 from benign_attention.gram import noise_rows
+from benign_attention.movable import Movable
 from benign_attention.parameters import ParameterError
 
 Array = Any
@@ -40,7 +41,7 @@ ROLES = ("relevant", "weak", "confusing", "irrelevant")
 
 
 @dataclass(frozen=True)
-class TrainingSet:
+class TrainingSet(Movable):
     """All that training and testing see of the data and of W_0.
 
     tokens : (..., n T, r), A: row i T + t is token t of sample i, roles in the order of `ROLES`, the coordinates along
@@ -97,23 +98,6 @@ class TrainingSet:
         keys = self.tokens @ self.weights
         metric = sum(_t(w) @ w for w in (self.weights, self.outside))
         return self.tokens @ _t(self.tokens), keys @ _t(keys), keys @ metric @ _t(keys)
-
-    def on(self, device_name: str) -> TrainingSet:
-        """The same set where a chapter's `device` says: NumPy on the CPU, torch elsewhere."""
-        if device_name == "cpu":
-            return self
-        from benign_attention.devices import resolve
-
-        torch_device = resolve(device_name)
-        return self if torch_device.type == "cpu" else self.to(torch_device)
-
-    def to(self, torch_device) -> TrainingSet:
-        """The same set as torch tensors, in float64 where the device has it."""
-        import torch
-
-        dtype = torch.float32 if torch.device(torch_device).type == "mps" else torch.float64
-        arrays = (getattr(self, f.name) for f in fields(self))
-        return TrainingSet(*(torch.as_tensor(x, dtype=dtype, device=torch_device) for x in arrays))
 
 
 def _t(matrix: Array) -> Array:
