@@ -121,3 +121,10 @@ def test_claims_fail_where_they_should(claim, change):
     params = Params(**{"n_snr2_grid": [0.5, 0.2, 0.1], "n_seeds": 3, "t_max": 1e25, **change})
     metrics = chapter.grid_metrics(chapter.trajectories(params), chapter.delay_fit(params))
     assert claim.verdict(metrics) not in ("supported", "not run")
+
+
+@pytest.mark.parametrize("changes", [{"label_noise": 0.0}, {"weak_ratio": 0.0}, {"n_snr2_grid": [1000.0]}], ids=str)
+def test_delays_that_are_all_undefined_still_draw(changes):
+    from benign_attention.figures import delayed_generalization as figures
+
+    figures.delay(chapter.delay_fit(SMALL.replace(**changes))).canvas.draw()

@@ -81,7 +81,8 @@ def delay(fit: DelayFit) -> Figure:
     ax.legend(fontsize=9, loc="upper left")
     band(ratio, 1 / fit.x, finite / fit.limit_at_x.log_delay, "measured / limit", PALETTE["clean"], marker="o")
     ratio.axhline(1, color=PALETTE["theory"], linewidth=1)
-    ratio.set(xlabel="1/x", xscale="log", ylabel="measured / limit", ylim=(0.95, 1.05))
+    span = (0.8 / fit.x.max(), 1.25 / fit.x.min())
+    ratio.set(xlabel="1/x", xlim=span, xscale="log", ylabel="measured / limit", ylim=(0.95, 1.05))
     return fig
 
 

@@ -134,6 +134,8 @@ def selected(found: Selected) -> Figure:
             (axes[1], found.times, found.over_time.noisy_selected[..., role]),
         ):
             band(ax, x, reading, ROLE_NAMES[role], ROLE_COLORS[role], UNIT, linewidth=2, marker="o", markersize=3)
+    for ax, x in zip(axes, (found.norms, found.times), strict=True):
+        ax.set_xlim(0.8 * x.min(), 1.25 * x.max())
     axes[0].set(xscale="log", xlabel=r"signal norm $|\mu|$", ylabel="share of flipped samples", ylim=(-0.04, 1.04))
     axes[0].set_xticks([5, 10, 20, 40, 100], ["5", "10", "20", "40", "100"])
     axes[0].minorticks_off()
