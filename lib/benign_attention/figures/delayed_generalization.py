@@ -37,6 +37,12 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
+def _mean(values: np.ndarray) -> float:
+    """Mean of what is finite, nan if nothing is."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else math.nan
+
+
 def _exponent(params: Params, found: Trajectory) -> np.ndarray:
     """log10 of t / (3 n / d); the times of all seeds are the same."""
     return np.log10(found.time[0] / natural_time(params.point(1.0)))
@@ -72,7 +78,7 @@ def delay(fit: DelayFit) -> Figure:
     fig, (ax, ratio) = plt.subplots(1, 2, figsize=(8.0, 3.6))
     finite = _finite(fit.log_delay)
     ax.plot(1 / fit.x_fine, fit.limit.log_delay, color=PALETTE["theory"], label="orthogonal limit")
-    slope, intercept = np.nanmean(fit.slope), np.nanmean(fit.intercept)
+    slope, intercept = _mean(fit.slope), _mean(fit.intercept)
     line = np.linspace(0, 1 / fit.x.min(), 50)
     ax.plot(line, slope * line + intercept, color=PALETTE["noisy"], linestyle="--", label="line fitted to x ≤ 1/2")
     for k, row in enumerate(finite):
@@ -93,7 +99,7 @@ def scale(params: Params, trajectories: dict[float, Trajectory]) -> Figure:
     chosen = sorted(trajectories.items())
     last = math.log10(params.t_max / unit)
     for k, (_, found) in enumerate(chosen):
-        fit = np.nanmean(found.log_fit) / LOG10 - math.log10(unit)
+        fit = _mean(found.log_fit) / LOG10 - math.log10(unit)
         reached = np.isfinite(found.log_generalisation).all()
         end = found.log_generalisation.mean() / LOG10 - math.log10(unit) if reached else last
         ax.plot([fit, end], [k, k], color=PALETTE["clean"], linewidth=7, solid_capstyle="butt")
@@ -193,7 +199,7 @@ def accuracy(params: Params, search: list[Setting], accuracy: dict[float, Settin
             found = setting.trajectories
             at = _exponent(params, found)
             band(ax, at, found.test_accuracy, setting.name, color, (0, 1))
-            fit = np.nanmean(_finite(found.log_fit)) / LOG10
+            fit = _mean(found.log_fit) / LOG10
             fit -= math.log10(natural_time(params.point(1.0)))
             ax.plot(fit, np.interp(fit, at, found.test_accuracy.mean(axis=0)), "v", color=color, markersize=7)
         ax.legend(fontsize=8, loc="lower right")
