@@ -11,6 +11,7 @@ than allowed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,18 @@ _MAX_EVALUATIONS = 100_000  # of the velocity on one clock; a hundred decades ta
 
 class FlowError(ArithmeticError):
     """The flow could not be integrated as accurately as asked; the message is one line."""
+
+
+@contextlib.contextmanager
+def at_point(**values: float) -> Iterator[None]:
+    """Turns a `FlowError` of the block into a `ParameterError` that names the values of this point."""
+    try:
+        yield
+    except FlowError as error:
+        point = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        raise ParameterError(
+            f"{', '.join(values)} must allow an accurate gradient flow, got {point}: {error}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -146,6 +159,11 @@ def gradient_flow(
         The two integrations differ by more than `tolerance`, or the solver gives up.
     """
     times = [float(t) for t in times]
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not 1e-13 <= value <= 1:
+            raise ParameterError(f"{name} must be a number in [1e-13, 1], got {value:g}")
+    if not (np.isfinite(system.start).all() and (system.scale > 0).all() and np.isfinite(system.scale).all()):
+        raise FlowError("gradient flow needs a finite start and scales greater than zero")
     in_range = all(0 <= t <= 1e300 for t in times)
     if not times or not in_range or any(b <= a for a, b in itertools.pairwise(times)):
         raise ParameterError("times must be increasing numbers in [0, 1e+300]")

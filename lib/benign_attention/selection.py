@@ -37,6 +37,7 @@ from benign_attention.movable import Movable
 from benign_attention.parameters import ParameterError
 
 Array = Any
+MAX_ROWS = 10_000  # training tokens: matrices of 800 MB
 ROLES = ("relevant", "weak", "confusing", "irrelevant")
 
 
@@ -111,8 +112,10 @@ def draw(params: TokenSelectionParams, rng: np.random.Generator, head_noise: flo
     there are fewer degrees of freedom than rows, and r to d where n T + 2 > d. With `head_noise` > 0 the head is not
     aligned: nu has a further component of this size along a direction orthogonal to both signals (and r one more).
     """
-    clean, labels = balanced_labels(params.n_train, params.label_noise, rng)
     n_rows = params.n_train * params.n_tokens
+    if n_rows > MAX_ROWS:
+        raise ParameterError(f"n_train times n_tokens must be at most {MAX_ROWS}, got {n_rows}")
+    clean, labels = balanced_labels(params.n_train, params.label_noise, rng)
     aligned = np.array([1.0, -1.0]) / (math.sqrt(2.0) * params.signal_norm)
     special = np.append(aligned, head_noise) if head_noise else aligned
     tokens = np.concatenate(

@@ -97,7 +97,7 @@ def _expectations(law: FreshSample, z: np.ndarray) -> np.ndarray:
     attention /= attention.sum(axis=1, keepdims=True)
     mean = (attention * (law.values[..., None, None] + y * law.slope * z)).sum(axis=1)
     spread = law.rest * np.sqrt((attention**2).sum(axis=1))
-    certain = np.where(mean == 0, 0.0, np.copysign(np.inf, mean))
+    certain = np.where(mean == 0, 0.0, np.where(np.isnan(mean), np.nan, np.copysign(np.inf, mean)))
     accuracy = ndtr(np.divide(mean, spread, out=certain, where=spread > 0))
     loss = expected_softplus(mean, spread, n_nodes=4 if law.rest < 0.3 else 64)
     roles = attention.mean(axis=(0, 3))

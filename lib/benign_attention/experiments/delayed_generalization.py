@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, ClassVar
@@ -50,15 +51,15 @@ class Params(ChapterParams):
     )
     label_noise: FlipProbability = Field(0.2, description="fraction of training labels that are flipped")
     weak_ratio: Ratio = Field(0.1, description="size of the weak and the confusing signal relative to |mu|")
-    t_max: float = Field(1e60, ge=1.0, le=1e300, description="last time of the gradient flow")
+    t_max: float = Field(1e60, ge=1.0, le=1e200, description="last time of the gradient flow")
     n_seeds: int = Field(5, ge=1, description="independent runs behind every interval")
 
     HOUSEKEEPING: ClassVar[tuple[str, ...]] = (*ChapterParams.HOUSEKEEPING, "t_max")
 
     def __init__(self, **values):
         super().__init__(**values)
-        if len(set(self.n_snr2_grid)) < len(self.n_snr2_grid):
-            raise ParameterError(f"n_snr2_grid must hold different values, got {self.n_snr2_grid}")
+        if len({f"{x:g}" for x in self.n_snr2_grid}) < len(self.n_snr2_grid):
+            raise ParameterError(f"n_snr2_grid must hold different values, to six digits, got {self.n_snr2_grid}")
 
     def point(self, n_snr2: float, **changes) -> TokenSelectionParams:
         """The token-selection point with x = `n_snr2`, some other values replaced."""
@@ -170,7 +171,7 @@ def trajectory(job: Job) -> Trajectory:
     clean, labels = ~training.noisy, training.labels
     rows, laws = [], []
     times = times_until(job.t_max, natural_time(job.point))
-    for seen in flow.gradient_flow(system, times):
+    for seen in _named_flow(job, system, times):
         here, state = seen.state if job.train_head else (training, seen.state)
         out = selection.outputs(here, state)
         others = np.logaddexp.reduce(out.logits[:, 1:], axis=1)
@@ -186,6 +187,13 @@ def trajectory(job: Job) -> Trajectory:
     margin, accuracy, attention, gap, clock, paper_clock, query, discrepancy = np.array(rows).T
     fresh = (test.attention.value[:, 0], test.accuracy.value, test.loss.value)
     return Trajectory(times, margin, accuracy, attention, *fresh, gap, clock, paper_clock, query, discrepancy)
+
+
+def _named_flow(job: Job, system: flow.System, times: np.ndarray) -> Iterator[flow.FlowPoint]:
+    p = job.point
+    x = p.n_train * p.signal_norm**2 / p.dim
+    with flow.at_point(dim=p.dim, n_snr2_grid=x, weak_ratio=p.weak_ratio, t_max=job.t_max):
+        yield from flow.gradient_flow(system, times)
 
 
 def _log_clock(gap: np.ndarray, n_others: float) -> np.ndarray:
@@ -252,6 +260,10 @@ def measure(params: Params) -> dict[str, Metric]:
     t_fit: every training label fitted; t_gen: mean attention mass of fresh samples on their relevant token above 1/2.
     The slope is over the last four decades before t_fit 10^6, at n SNR^2 = 1.
     """
+    if params.device != "cpu":
+        from benign_attention.devices import resolve
+
+        resolve(params.device)
     found = trajectories(params)
     metrics = {
         f"log_delay_x{x:g}": delay_metric(found[x].log_delay, math.log(params.t_max) - found[x].log_fit)
@@ -284,7 +296,8 @@ def limit_delays(points: list[selection_theory.LimitPoint], tau_max: float) -> L
     taus = times_until(tau_max, 1.0)
     found = []
     for point in points:
-        states = list(selection_theory.limit_flow(point, taus))
+        with flow.at_point(n_snr2_grid=point.n_snr2, weak_ratio=point.weak_ratio, t_max=tau_max):
+            states = list(selection_theory.limit_flow(point, taus))
         margin = np.array([selection_theory.limit_margins(point, s)[1] for s in states])
         attention = np.array([selection_theory.limit_fresh_attention(point, s) for s in states])
         found.append((log_crossing(taus, margin), log_crossing(taus, _logit(attention))))

@@ -15,7 +15,7 @@ from benign_attention import flow, selection, selection_population, shared_seed
 from benign_attention import selection_theory as theory
 from benign_attention.data import TokenSelectionParams, draw_token_selection, flipped_count
 from benign_attention.parallel import map_processes
-from benign_attention.parameters import ChapterParams, Dimension, Positive, StepsCount
+from benign_attention.parameters import ChapterParams, ParameterError, Positive, StepsCount
 from benign_attention.population import as_numpy
 from benign_attention.records import Metric, fraction_metric, seed_metric
 from benign_attention.selection import ROLES, State, TrainingSet, by_role
@@ -53,13 +53,20 @@ class Params(ChapterParams, TokenSelectionParams):
         [100.0, 200.0, 300.0, 400.0], min_length=2, description="values of n SNR^2 at which flipped labels wait"
     )
 
-    encoder_dim: Dimension = Field(300, description="largest token dimension of the transformer encoder")
+    encoder_dim: int = Field(300, ge=9, le=20_000, description="largest token dimension of the transformer encoder")
     encoder_steps: StepsCount = Field(100, description="gradient steps of the transformer encoder")
 
     HOUSEKEEPING: ClassVar[tuple[str, ...]] = (
         *ChapterParams.HOUSEKEEPING,
         *("map_points", "few_seeds", "encoder_dim", "encoder_steps"),
     )
+
+    def __init__(self, **values):
+        super().__init__(**values)
+        for name in ("norm_grid", "late_grid", "release_grid"):
+            grid = getattr(self, name)
+            if len({f"{x:g}" for x in grid}) < len(grid):
+                raise ParameterError(f"{name} must hold different values, to six digits, got {grid}")
 
     @property
     def flow_time(self) -> float:
@@ -173,8 +180,10 @@ def _descend(training: TrainingSet, job: Job) -> Reading:
 
 def _flow_one(job: Job) -> Reading:
     training = selection.draw(job.point, job.rng)
-    path = flow.gradient_flow(flow.token_selection(training), job.at)
-    return Reading.stack([read(training, there.state, job.fine) for there in path])
+    p = job.point
+    with flow.at_point(dim=p.dim, signal_norm=p.signal_norm, weak_ratio=p.weak_ratio):
+        path = flow.gradient_flow(flow.token_selection(training), job.at)
+        return Reading.stack([read(training, there.state, job.fine) for there in path])
 
 
 def _jobs(params: Params, points: Sequence[TokenSelectionParams], n_runs: int, at, **options) -> list[Job]:
@@ -246,7 +255,8 @@ class LimitJob:
 
 def limit_curves(job: LimitJob) -> np.ndarray:
     """(2, times): attention on the relevant token, of flipped training samples and of fresh ones."""
-    states = list(theory.limit_flow(job.point, job.taus))
+    with flow.at_point(n_snr2=job.point.n_snr2, weak_ratio=job.point.weak_ratio):
+        states = list(theory.limit_flow(job.point, job.taus))
     noisy = [theory.limit_attention(job.point, s)[1, 0] for s in states]
     return np.array([noisy, [theory.limit_fresh_attention(job.point, s) for s in states]])
 
