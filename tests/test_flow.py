@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from benign_attention import reduced, selection
 from benign_attention.data import TokenSelectionParams
-from benign_attention.flow import FlowError, System, gradient_flow, single_head, token_selection, trained_head
+from benign_attention.flow import FlowError, System, at_point, gradient_flow, single_head, token_selection, trained_head
 from benign_attention.parameters import ParameterError
 
 REGIMES = {"benign": (2000, 20.0), "benign after long training": (5000, 5.0), "not overfitting": (1000, 100.0)}
@@ -387,6 +387,20 @@ def test_bad_times_are_refused_in_one_line(times):
         next(gradient_flow(attention_gap(0.0), times))
 
 
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+@pytest.mark.parametrize("value", [0.0, 1e-14, 2.0, math.nan, -1.0])
+def test_tolerances_that_hang_the_solver_are_refused_in_one_line(name, value):
+    with pytest.raises(ParameterError, match=rf"^{name} must be a number in \[1e-13, 1\], got {value:g}$"):
+        next(gradient_flow(attention_gap(0.0), [1.0], **{name: value}))
+
+
+@pytest.mark.parametrize(("start", "scale"), [(math.nan, 1.0), (math.inf, 1.0), (0.0, 0.0), (0.0, math.nan)])
+def test_a_start_or_scale_that_hangs_the_solver_is_an_error(start, scale):
+    system = System(np.array([start]), lambda y: y, lambda y: y, np.array([scale]), lambda y: y)
+    with pytest.raises(FlowError, match=r"^gradient flow needs a finite start and scales greater than zero$"):
+        next(gradient_flow(system, [1.0]))
+
+
 # --- when it cannot be done ------------------------------------------------------------------------------------------
 
 
@@ -404,6 +418,12 @@ def test_a_tolerance_that_is_not_met_is_an_error_that_says_what_to_change():
     assert message.startswith("gradient flow at t = ")
     for part in ("tolerance = 1e-09", "lower rtol (now 0.001) or atol (now 0.001)"):
         assert part in message
+
+
+def test_an_error_at_a_point_names_its_parameters():
+    line = r"^dim, t_max must allow an accurate gradient flow, got dim = 3, t_max = 1e\+20: gradient "
+    with pytest.raises(ParameterError, match=line), at_point(dim=3, t_max=1e20):
+        list(gradient_flow(attention_gap(-3.0), [1e20], tolerance=1e-12, rtol=1e-4))
 
 
 def test_points_before_the_failure_are_delivered():

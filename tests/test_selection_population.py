@@ -252,6 +252,11 @@ def assert_honest(law, exact, log2_points):
     assert np.all(np.abs(deviations.mean(axis=0)) < 5 * math.sqrt(1.4 / 200))
 
 
+def test_logits_that_are_not_numbers_give_no_accuracy():
+    law = FreshSample(np.full((2, 4), math.nan), np.ones((2, 4)), np.array(1.0), np.array(0.0), np.array(0.0))
+    assert np.isnan(test_quantities(law).accuracy.value)
+
+
 def test_errors_fall_with_more_points_faster_than_monte_carlo():
     law = T3_LAWS["moderate"]
     errors = [

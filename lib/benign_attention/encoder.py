@@ -38,6 +38,10 @@ Weights = dict[str, Tensor]
 MAX_DIM = 20_000  # five matrices of 1.6 GB
 
 
+class DivergenceError(ArithmeticError):
+    """Gradient descent left the finite numbers; the message is one line."""
+
+
 class Architecture(Parameters):
     """What the block consists of and what of it is trained; the defaults are those of the authors' driver."""
 
@@ -236,7 +240,7 @@ def train(job: EncoderJob) -> EncoderRun:
 
     Raises
     ------
-    ParameterError
+    DivergenceError
         The step size is so large that the loss is no longer finite.
     """
     device, params, architecture = resolve(job.device), job.params, job.architecture
@@ -253,12 +257,12 @@ def train(job: EncoderJob) -> EncoderRun:
         for _ in range(done, step):
             gradient_step(architecture, weights, seen.tokens, seen.labels, job.step_size)
         done = step
+        with torch.no_grad():
+            loss = float(logistic_loss(outputs(architecture, weights, seen.tokens), seen.labels))
+        if not np.isfinite(loss):
+            size = f"{step} steps of size {job.step_size:g} at dim {params.dim}"
+            raise DivergenceError(f"the encoder's loss is {loss} after {size} ({architecture})")
         rows.append(_observe(architecture, weights, seen, unseen))
-        if not np.isfinite(rows[-1]["train_loss"]):
-            raise ParameterError(
-                f"step_size must be small enough for gradient descent to stay finite, got {job.step_size:g} "
-                f"(loss {rows[-1]['train_loss']} after {step} steps, dim {params.dim}, {architecture})"
-            )
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     return EncoderRun(np.array(job.steps), **columns)
 

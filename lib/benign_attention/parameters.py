@@ -14,6 +14,7 @@ Dimension = Annotated[int, Field(ge=3, le=10**15)]
 TokensCount = Annotated[int, Field(ge=2)]
 StepsCount = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(ge=1e-15, le=1e15)]
+SignalStrength = Annotated[float, Field(ge=1e-3, le=1e3)]  # n SNR^2
 Ratio = Annotated[float, Field(ge=0, le=1000)]
 FlipProbability = Annotated[float, Field(ge=0, lt=0.5)]
 

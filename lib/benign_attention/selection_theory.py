@@ -77,11 +77,10 @@ def _flipped_values(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.
 def best_value_shares(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
     """(4,): probability that the token whose value suits a flipped label best has the role."""
     means = _flipped_values(signal_norm, weak_ratio, n_tokens)
-    v = np.linspace(means.min() - 8, means.max() + 8, 4001)
-    below = ndtr(v[:, None] - means)
-    density = np.exp(-0.5 * (v[:, None] - means) ** 2) / math.sqrt(2 * math.pi)
-    others = np.stack([np.delete(below, t, axis=1).prod(axis=1) for t in range(n_tokens)], axis=1)
-    return by_role(np.trapezoid(density * others, v, axis=0))
+    z = np.linspace(-9, 9, 2001)
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    below = [ndtr(z[:, None] + mean - np.delete(means, t)).prod(axis=1) for t, mean in enumerate(means)]
+    return by_role(np.trapezoid(density * below, z, axis=-1))
 
 
 def unfittable_share(signal_norm: float, weak_ratio: float, n_tokens: int) -> float:
@@ -95,7 +94,8 @@ def gap_clock(gap, n_others: float):
     s = 1 / (1 + n_others e^-L) is the attention of one token among `n_others` equal ones, T - 1 for T tokens; with T in
     its place this is the g of Sakamoto and Sato (2025).
     """
-    return 2.0 * gap + 2.0 * np.sinh(gap - np.log(n_others))
+    with np.errstate(over="ignore"):
+        return 2.0 * gap + 2.0 * np.sinh(gap - np.log(n_others))
 
 
 def signal_logit_to_select(n_tokens: int, weak_ratio: float) -> float:

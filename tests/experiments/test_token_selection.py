@@ -12,6 +12,7 @@ from benign_attention.data import draw_token_selection
 from benign_attention.devices import available
 from benign_attention.experiments import token_selection as chapter
 from benign_attention.experiments.token_selection import CONFUSING, RELEVANT, Params, measure
+from benign_attention.parameters import ParameterError
 from benign_attention.selection import TrainingSet
 
 SMALL = Params(
@@ -119,6 +120,34 @@ def test_the_luckiest_token_is_that_of_drawn_values():
         assert found.sum() == pytest.approx(1, abs=1e-9)
         np.testing.assert_allclose(found, selection.by_role(best), atol=0.02)
         assert theory.unfittable_share(norm, weak, T) == pytest.approx((values < 0).all(axis=1).mean(), abs=0.02)
+
+
+def test_the_luckiest_token_of_a_strong_signal_is_the_confusing_one():
+    np.testing.assert_allclose(theory.best_value_shares(1e6, 0.1, 8), [0, 0, 1, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"release_grid": [100.0, 100.0]}, "release_grid must hold different values, to six digits, got"),
+        ({"late_grid": [1e-15]}, r"late_grid\[0\] must be a number in \[0.001, 1000\], got 1e-15"),
+        ({"encoder_dim": 8}, r"encoder_dim must be a whole number in \[9, 20000\], got 8"),
+    ],
+)
+def test_grids_that_cannot_be_measured_are_refused_in_one_line(change, line):
+    with pytest.raises(ParameterError, match=f"^{line}[^\n]*$"):
+        SMALL.replace(**change)
+
+
+def test_more_tokens_than_memory_holds_are_refused_in_one_line():
+    with pytest.raises(ParameterError, match=r"^n_train times n_tokens must be at most 10000, got 10000004$"):
+        measure(SMALL.replace(n_train=2, n_tokens=5_000_002))
+
+
+def test_an_encoder_step_that_diverges_is_named_as_it_was_given():
+    params = SMALL.replace(step_size=1e5, encoder_dim=9, encoder_steps=5)
+    with pytest.raises(ParameterError, match=r"^step_size must be small enough to train, got 100000: the encoder"):
+        chapter.encoders(params, n_test=10)
 
 
 @pytest.mark.parametrize("T", [4, 8])

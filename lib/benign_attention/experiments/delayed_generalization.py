@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +22,7 @@ from benign_attention.parameters import (
     ParameterError,
     Ratio,
     SamplesCount,
+    SignalStrength,
 )
 from benign_attention.records import Metric, fraction_metric, seed_metric
 
@@ -46,9 +47,7 @@ class Params(ChapterParams):
     n_train: SamplesCount = Field(20, description="training samples")
     dim: Dimension = Field(100_000_000, description="token dimension d")
     n_tokens: int = Field(8, ge=3, description="tokens per sample, T")
-    n_snr2_grid: list[Annotated[float, Field(ge=1e-3, le=1e3)]] = Field(
-        [1.0, 0.5, 0.2, 0.1, 0.05], min_length=1, description="values of n SNR^2"
-    )
+    n_snr2_grid: list[SignalStrength] = Field([1.0, 0.5, 0.2, 0.1, 0.05], min_length=1, description="values of n SNR^2")
     label_noise: FlipProbability = Field(0.2, description="fraction of training labels that are flipped")
     weak_ratio: Ratio = Field(0.1, description="size of the weak and the confusing signal relative to |mu|")
     t_max: float = Field(1e60, ge=1.0, le=1e200, description="last time of the gradient flow")

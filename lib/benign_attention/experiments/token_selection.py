@@ -15,7 +15,7 @@ from benign_attention import flow, selection, selection_population, shared_seed
 from benign_attention import selection_theory as theory
 from benign_attention.data import TokenSelectionParams, draw_token_selection, flipped_count
 from benign_attention.parallel import map_processes
-from benign_attention.parameters import ChapterParams, ParameterError, Positive, StepsCount
+from benign_attention.parameters import ChapterParams, ParameterError, Positive, SignalStrength, StepsCount
 from benign_attention.population import as_numpy
 from benign_attention.records import Metric, fraction_metric, seed_metric
 from benign_attention.selection import ROLES, State, TrainingSet, by_role
@@ -46,10 +46,10 @@ class Params(ChapterParams, TokenSelectionParams):
         min_length=1,
         description="signal norms at which selected tokens are counted",
     )
-    late_grid: list[Positive] = Field(
+    late_grid: list[SignalStrength] = Field(
         [0.1, 0.5, 2.0, 10.0, 100.0], min_length=1, description="values of n SNR^2 that are followed to late times"
     )
-    release_grid: list[Positive] = Field(
+    release_grid: list[SignalStrength] = Field(
         [100.0, 200.0, 300.0, 400.0], min_length=2, description="values of n SNR^2 at which flipped labels wait"
     )
 
@@ -659,7 +659,10 @@ def encoders(params: Params, n_test: int = 1000) -> Encoder:
     )
     trend = [rescaled(REGIMES[0], round(params.encoder_dim * factor)) for factor in ENCODER_TREND]
     grid = [job for name in names for place in places for job in jobs(name, place, params.n_seeds)]
-    runs = encoder.train_all(grid + [job for place in trend for job in jobs(names[0], place, params.few_seeds)])
+    try:
+        runs = encoder.train_all(grid + [job for place in trend for job in jobs(names[0], place, params.few_seeds)])
+    except encoder.DivergenceError as error:
+        raise ParameterError(f"step_size must be small enough to train, got {params.step_size:g}: {error}") from None
     runs, along = runs[: len(grid)], runs[len(grid) :]
     shape = (len(names), len(places), params.n_seeds)
     return Encoder(
