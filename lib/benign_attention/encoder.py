@@ -277,7 +277,9 @@ def _observe(architecture: Architecture, weights: Weights, seen: _Samples, unsee
         loss[name] = float(logistic_loss(f, samples.labels))
         correct[name] = (f * samples.labels > 0).cpu().numpy()
         attention = attention.double().cpu().numpy()
-        own[name], on_data = attention[:, 0], attention[:, 1:] / attention[:, 1:].sum(axis=1, keepdims=True)
+        own[name], on_data = attention[:, 0], attention[:, 1:]
+        total = on_data.sum(axis=1, keepdims=True)
+        on_data = np.divide(on_data, total, out=np.full_like(on_data, np.nan), where=total > 0)
         last = len(ROLES) - 1
         by_role[name] = np.column_stack([on_data[:, :last], on_data[:, last:].sum(axis=1)])
     flipped = seen.flipped

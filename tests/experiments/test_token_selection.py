@@ -150,6 +150,15 @@ def test_an_encoder_step_that_diverges_is_named_as_it_was_given():
         chapter.encoders(params, n_test=10)
 
 
+def test_the_worst_flow_of_every_seed_is_recorded():
+    points = [SMALL.point(), SMALL.point(signal_norm=5.0)]
+    readings = chapter.follow(SMALL, points, 2, [1.0, 1e6])
+    rows = readings.flow_discrepancy
+    assert rows.shape == (2, 2, 2)
+    assert ((rows > 0) & (rows < 1e-3)).all()
+    assert (chapter.descend(SMALL, points, 2, [1]).flow_discrepancy == 0).all()
+
+
 @pytest.mark.parametrize("T", [4, 8])
 def test_untrained_accuracy_is_that_of_uniform_attention(T):
     params = SMALL.replace(n_tokens=T, signal_norm=3.0, step_size=1e-12)

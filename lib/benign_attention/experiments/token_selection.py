@@ -96,7 +96,7 @@ class Reading:
 
     Attention is mass, all irrelevant tokens together. noisy_selected : share of flipped samples whose largest attention
     is on a token of that role; best_selected : share of flipped samples whose largest attention is on the token whose
-    value suits their label best. What has no samples is nan.
+    value suits their label best. What has no samples is nan. flow_discrepancy : of a gradient flow's two integrations.
     """
 
     train_accuracy: np.ndarray
@@ -110,6 +110,7 @@ class Reading:
     test_accuracy: np.ndarray
     test_loss: np.ndarray
     test_attention: np.ndarray
+    flow_discrepancy: np.ndarray
 
     @classmethod
     def stack(cls, readings: Iterable[Reading], axis: int = 0) -> Reading:
@@ -133,7 +134,7 @@ def _mean_over(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
 
 
-def read(training: TrainingSet, state: State, fine: bool = False) -> Reading:
+def read(training: TrainingSet, state: State, fine: bool = False, flow_discrepancy: float = 0.0) -> Reading:
     """The state on its training samples and on fresh ones; `fine` integrates over 2^13 points, else over 2^10."""
     out = selection.outputs(training, state)
     attention, f, labels, values = (as_numpy(x) for x in (out.attention, out.f, training.labels, training.values))
@@ -155,6 +156,7 @@ def read(training: TrainingSet, state: State, fine: bool = False) -> Reading:
         fresh.accuracy.value,
         fresh.loss.value,
         fresh.attention.value,
+        np.full(fresh.accuracy.value.shape, flow_discrepancy),
     )
 
 
@@ -183,7 +185,7 @@ def _flow_one(job: Job) -> Reading:
     p = job.point
     with flow.at_point(dim=p.dim, signal_norm=p.signal_norm, weak_ratio=p.weak_ratio):
         path = flow.gradient_flow(flow.token_selection(training), job.at)
-        return Reading.stack([read(training, there.state, job.fine) for there in path])
+        return Reading.stack([read(training, there.state, job.fine, there.discrepancy) for there in path])
 
 
 def _jobs(params: Params, points: Sequence[TokenSelectionParams], n_runs: int, at, **options) -> list[Job]:
@@ -716,6 +718,7 @@ def explore(params: Params) -> Explored:
         | _selected_metrics(parts["selected"])
         | _map_metrics(parts["map"])
         | _late_metrics(parts["late"])
+        | _flow_metrics(parts["regimes"], parts["late"])
         | _release_metrics(parts["release"])
         | _one_seed_metrics(parts["one_seed"])
         | _encoder_metrics(parts["encoder"])
@@ -787,6 +790,13 @@ def _late_metrics(found: Late) -> dict[str, Metric]:
             metrics |= _read_metrics(found.reading[i, j][:, 0], f"x{x:g}_d{dim}")
             metrics |= _read_metrics(found.reading[i, j][:, 1], f"x{x:g}_d{dim}_t{found.times[1]:g}")
     return metrics
+
+
+def _flow_metrics(regimes: Regimes, late: Late) -> dict[str, Metric]:
+    worst = np.maximum(
+        regimes.late.flow_discrepancy.max(axis=(0, 2)), late.reading.flow_discrepancy.max(axis=(0, 1, 3))
+    )
+    return {"flow_discrepancy": seed_metric(worst, (0, np.inf))}
 
 
 def _release_metrics(found: Release) -> dict[str, Metric]:
