@@ -167,6 +167,20 @@ def test_single_head_is_the_limit_of_gradient_descent_with_small_steps(signal_no
     check_limit(run, 2000, value, 1e-6)
 
 
+def test_single_head_flow_from_random_weights_is_the_limit_of_gradient_descent():
+    training = reduced.draw(8, 100, 3, 0.2, [np.random.default_rng(0)])
+    start = reduced.random_start(training, 100, 0.1, [np.random.default_rng(1)]).state
+    alone = reduced.TrainingSet(training.gram[0], training.clean_labels[0], training.labels[0])
+    system = single_head(alone, 4.0, reduced.State(start.signal[0], start.noise[0]))
+    (point,) = gradient_flow(system, [1.0])
+    errors = []
+    for n_steps in (400, 800):
+        *_, state = reduced.gradient_descent(training, 4.0, 1.0 / n_steps, n_steps, start)
+        errors.append(relative_difference(state.noise[0], point.state.noise))
+    assert errors[1] < 2e-3
+    assert errors[0] / errors[1] == pytest.approx(2, abs=0.1)
+
+
 def test_a_trained_head_is_the_limit_of_gradient_descent_with_small_steps():
     """Plain Euler on all three of nu, p and W."""
     training, time = small(3.0), 10.0

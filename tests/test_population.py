@@ -414,3 +414,22 @@ def test_expected_softplus_does_not_jump_where_the_method_changes(mean, sd):
     below, above = (float(population.expected_softplus(mean, s)) for s in (np.nextafter(1.0, 0.0), 1.0))
     assert below == pytest.approx(above, rel=1e-11, abs=2e-15)
     assert population.expected_softplus(mean, sd) <= population.expected_softplus(mean, sd * 1.01) + 1e-12 * abs(mean)
+
+
+def test_weights_outside_the_span_of_the_training_tokens_count():
+    """p and v drawn in all dimensions: fresh tokens see their whole length orthogonal to the signals."""
+    data = draw_single_head(10, 80, 2, 3.0, 0.2, np.random.default_rng(0))
+    weights = np.random.default_rng(1).standard_normal((2, 80))
+    rows = data.noise[:, 0]
+    state = reduced.State(weights[:, :2], weights @ np.linalg.pinv(rows))
+    rest = weights - np.stack(reduced.vectors(state, data))
+    law = population.fresh_token(reduced.from_data(data), state, 3.0, rest @ rest.T)
+    noise = weights[:, 2:] @ weights[:, 2:].T
+    np.testing.assert_allclose([law.sd_p**2, law.sd_p * law.slope], noise[0], rtol=1e-10)
+    assert law.slope**2 + law.sd_v**2 == pytest.approx(noise[1, 1], rel=1e-10)
+    whole = population.test_accuracy(reduced.from_data(data), state, 3.0, outside=rest @ rest.T).value
+    fresh = draw_single_head(100_000, 80, 2, 3.0, 0.0, np.random.default_rng(2))
+    logits, values = fresh.tokens @ weights[0], fresh.tokens @ weights[1]
+    attention = expit(logits[:, 0] - logits[:, 1])
+    f = attention * values[:, 0] + (1 - attention) * values[:, 1]
+    assert np.mean(f * fresh.clean_labels > 0) == pytest.approx(whole, abs=5 * 0.5 / np.sqrt(1e5))

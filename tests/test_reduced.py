@@ -319,3 +319,59 @@ def test_flipped_labels_are_the_noisy_ones():
     assert (training.n_train, training.n_noise) == (9, 1)
     np.testing.assert_array_equal(training.membership.sum(axis=0), 1)
     np.testing.assert_array_equal(training.membership[0], data.clean_labels > 0)
+
+
+def explicit_weights(n_tokens, dim, scale):
+    """Tokens, Gaussian weights in all dimensions, and the same weights on coefficients with what they leave outside."""
+    rng = np.random.default_rng([n_tokens, dim])
+    data = draw_single_head(12, dim, n_tokens, 3.0, 0.2, rng)
+    weights = scale * rng.standard_normal((2, dim))
+    rows = data.noise.swapaxes(0, 1).reshape(-1, dim)
+    state = reduced.State(weights[:, :2], weights @ np.linalg.pinv(rows))
+    return data, weights, state
+
+
+@pytest.mark.parametrize(("n_tokens", "dim"), [(2, 60), (3, 60), (3, 15)])
+@pytest.mark.parametrize("scale", [0.01, 0.3])
+def test_descent_from_random_weights_moves_only_the_span_of_the_tokens(scale, n_tokens, dim):
+    data, weights, start = explicit_weights(n_tokens, dim, scale)
+    outside = weights - np.stack(reduced.vectors(start, data))
+    model = explicit.SingleHeadAttention(dim)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(torch.tensor(value))
+    tokens, labels = torch.tensor(data.tokens), torch.tensor(data.labels)
+    ours = reduced.gradient_descent(reduced.from_data(data), 3.0, 0.5, 300, start)
+    for state, _ in zip(ours, explicit.gradient_descent(model, tokens, labels, 0.5, 300), strict=True):
+        for vector, rest, parameter in zip(reduced.vectors(state, data), outside, model.parameters(), strict=True):
+            assert relative_difference(vector + rest, parameter.detach().numpy()) < 1e-10
+
+
+@pytest.mark.parametrize("dim", [9, 14, 15, 40])
+def test_random_weights_have_the_law_of_gaussian_vectors(dim):
+    """Products with tokens, and squared lengths, of 4000 draws: within 5 standard errors (false alarm < 1e-4)."""
+    n_draws, scale = 4000, 0.5
+    one = reduced.draw(6, dim, 3, 0.2, generators([dim]))
+    training = reduced.TrainingSet(*(np.repeat(getattr(one, f.name), n_draws, axis=0) for f in fields(one)))
+    start = reduced.random_start(training, dim, scale, generators(range(n_draws)))
+    inside = np.einsum("skm,mn,sln->skl", start.state.noise, one.gram[0], start.state.noise)
+    lengths = inside + start.state.signal @ np.swapaxes(start.state.signal, 1, 2) + start.outside
+    for value, mean, variance in (
+        (lengths[:, 0, 0], dim, 2 * dim),
+        (lengths[:, 1, 1], dim, 2 * dim),
+        (lengths[:, 0, 1], 0, dim),
+    ):
+        assert abs(value.mean() / scale**2 - mean) < 5 * np.sqrt(variance / n_draws)
+        assert (value / scale**2).var() == pytest.approx(variance, rel=5 * np.sqrt(14 / n_draws))
+    logits = start.state.noise @ one.gram[0]
+    covariance = np.einsum("skm,skn->mn", logits, logits) / (2 * n_draws * scale**2)
+    spread = np.sqrt((one.gram[0] ** 2 + np.outer(*[np.diag(one.gram[0])] * 2)) / (2 * n_draws))
+    assert np.abs((covariance - one.gram[0]) / spread).max() < 5
+    assert (start.outside == 0).all() == (dim - 2 <= 12)
+
+
+def test_random_weights_of_two_scales_are_multiples():
+    training = reduced.draw(5, 100, 2, 0.2, generators(range(3)))
+    small, large = (reduced.random_start(training, 100, s, generators(range(3))) for s in (0.1, 0.4))
+    np.testing.assert_allclose(large.state.noise, 4 * small.state.noise, rtol=1e-14)
+    np.testing.assert_allclose(large.outside, 16 * small.outside, rtol=1e-14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,9 +117,9 @@ class TinyBook:
         book = cls(root)
         experiments = root / "lib/benign_attention/experiments"
         book.write("lib/benign_attention/experiments/tiny.py", EXPERIMENT)
-        names = (experiments / "__init__.py").read_text(encoding="utf-8").splitlines(keepends=True)
-        names = ['CHAPTERS = ("tiny",)\n' if line.startswith("CHAPTERS =") else line for line in names]
-        (experiments / "__init__.py").write_text("".join(names), encoding="utf-8")
+        source = (experiments / "__init__.py").read_text(encoding="utf-8")
+        source = re.sub(r"CHAPTERS = \(.*?\)", 'CHAPTERS = ("tiny",)', source, count=1, flags=re.DOTALL)
+        (experiments / "__init__.py").write_text(source, encoding="utf-8")
         book.write("_toc.yml", yaml.safe_dump(TOC))
         book.write("book/index.md", "# Tests\n\nA book for tests: $a^2 + b^2 = c^2$.\n\n```{bibliography}\n```\n")
         book.write("book/claims.yml", yaml.safe_dump([CLAIM]))

@@ -111,8 +111,11 @@ def trained_head(training: selection.TrainingSet) -> System:
     return System(start, velocity, observe, np.concatenate([np.full(rank, of_head), inner.scale]), unpack)
 
 
-def single_head(training: reduced.TrainingSet, signal_norm: float) -> System:
-    """The flow of one single-head model (Magen et al. 2025); the observables are its logits and values."""
+def single_head(training: reduced.TrainingSet, signal_norm: float, start: reduced.State | None = None) -> System:
+    """The flow of one single-head model (Magen et al. 2025) from `start` (default: zero).
+
+    The observables are its logits and values.
+    """
     n_rows = training.gram.shape[-1]
 
     def unpack(y: np.ndarray) -> reduced.State:
@@ -127,7 +130,7 @@ def single_head(training: reduced.TrainingSet, signal_norm: float) -> System:
 
     sizes = [1.0 / signal_norm, 1.0 / training.gram.diagonal().max()]
     return System(
-        start=pack(reduced.zero_state(training)),
+        start=pack(reduced.zero_state(training) if start is None else start),
         velocity=lambda y: pack(reduced.velocity(training, unpack(y), signal_norm)),
         observe=observe,
         scale=np.repeat(sizes, [4, 2 * n_rows]),

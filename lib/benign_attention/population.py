@@ -53,10 +53,14 @@ class FreshToken:
         )
 
 
-def fresh_token(training: TrainingSet, state: State, signal_norm) -> FreshToken:
-    """The law of a fresh sample under `state`; `signal_norm` broadcasts against the batch axes."""
+def fresh_token(training: TrainingSet, state: State, signal_norm, outside=0.0) -> FreshToken:
+    """The law of a fresh sample under `state`; `signal_norm` broadcasts against the batch axes.
+
+    outside : (..., 2, 2), inner products of what p and v hold outside the span of the training tokens
+    (`reduced.RandomStart`); zero after training from zero.
+    """
     gram, noise, signal = (as_numpy(x) for x in (training.gram, state.noise, state.signal))
-    covariance = noise @ gram @ np.swapaxes(noise, -1, -2)
+    covariance = noise @ gram @ np.swapaxes(noise, -1, -2) + outside
     sd_p = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
     slope = np.divide(covariance[..., 0, 1], sd_p, out=np.zeros_like(sd_p), where=sd_p > 0)
     sd_v = np.sqrt(np.maximum(covariance[..., 1, 1] - slope**2, 0.0))
@@ -64,29 +68,37 @@ def fresh_token(training: TrainingSet, state: State, signal_norm) -> FreshToken:
     return FreshToken(signal[..., 0, :], signal[..., 1, :], sd_p, slope, sd_v)
 
 
-def log_test_error(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+def log_test_error(training: TrainingSet, state: State, signal_norm, seed: int = 0, outside=0.0) -> Estimate:
     """Natural logarithm of the clean test error; exact also where the error is far below 1e-16 (T = 2).
 
     For T > 2, `seed` sets the randomisation, and errors much below 1e-7 come with standard errors of their own size.
     """
-    return _expectation(training, state, signal_norm, _log_error, seed)
+    return _expectation(training, state, signal_norm, _log_error, seed, outside)
 
 
-def test_accuracy(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+def test_accuracy(training: TrainingSet, state: State, signal_norm, seed: int = 0, outside=0.0) -> Estimate:
     """Accuracy on clean fresh data; an output of exactly zero counts one half."""
-    log_error = log_test_error(training, state, signal_norm, seed)
+    return accuracy_of(fresh_token(training, state, signal_norm, outside), training.n_noise, seed)
+
+
+def accuracy_of(law: FreshToken, n_noise: int, seed: int = 0, log2_points: int = 12) -> Estimate:
+    """Accuracy on clean fresh data with `n_noise` noise tokens that follow `law`.
+
+    For T > 2 from 8 randomisations of 2^log2_points points each.
+    """
+    log_error = _expectation_of(law, n_noise, _log_error, seed, log2_points)
     error = np.exp(log_error.value)
     return Estimate(1.0 - error, error * log_error.error)
 
 
-def test_loss(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+def test_loss(training: TrainingSet, state: State, signal_norm, seed: int = 0, outside=0.0) -> Estimate:
     """Mean logistic loss on clean fresh data."""
-    return _exponential(_expectation(training, state, signal_norm, _log_loss, seed))
+    return _exponential(_expectation(training, state, signal_norm, _log_loss, seed, outside))
 
 
-def signal_attention(training: TrainingSet, state: State, signal_norm, seed: int = 0) -> Estimate:
+def signal_attention(training: TrainingSet, state: State, signal_norm, seed: int = 0, outside=0.0) -> Estimate:
     """Mean attention mass on the signal token of fresh data."""
-    return _exponential(_expectation(training, state, signal_norm, _log_attention, seed))
+    return _exponential(_expectation(training, state, signal_norm, _log_attention, seed, outside))
 
 
 test_accuracy.__test__ = test_loss.__test__ = False  # not tests, whatever pytest thinks of the names
@@ -165,11 +177,15 @@ def _log_attention(law: FreshToken, z: np.ndarray) -> np.ndarray:
     return -np.logaddexp(0.0, rest)
 
 
-def _expectation(training, state, signal_norm, log_integrand, seed: int) -> Estimate:
+def _expectation(training, state, signal_norm, log_integrand, seed: int, outside) -> Estimate:
     """log of the mean over fresh data of exp(log_integrand), and the absolute error of that logarithm."""
-    law = fresh_token(training, state, signal_norm)
-    shape, flat, n_noise = law.sd_p.shape, law.flat, training.n_noise
-    integrate = _quadrature if n_noise == 1 else partial(_quasi_monte_carlo, n_noise=n_noise, seed=seed)
+    return _expectation_of(fresh_token(training, state, signal_norm, outside), training.n_noise, log_integrand, seed)
+
+
+def _expectation_of(law: FreshToken, n_noise: int, log_integrand, seed: int, log2_points: int = 12) -> Estimate:
+    shape, flat = law.sd_p.shape, law.flat
+    of_many = partial(_quasi_monte_carlo, n_noise=n_noise, seed=seed, log2_points=log2_points)
+    integrate = _quadrature if n_noise == 1 else of_many
     chunk = max(1, 2**22 // (2**12 * n_noise))
     parts = [integrate(log_integrand, _take(flat, slice(i, i + chunk))) for i in range(0, flat.sd_p.size, chunk)]
     value, error = (np.concatenate(x).reshape(shape) for x in zip(*parts, strict=True))

@@ -116,6 +116,37 @@ def zero_state(training: TrainingSet, batch: tuple[int, ...] | None = None) -> S
     return State(xp.zeros((*batch, 2, 2), **like), xp.zeros((*batch, 2, training.gram.shape[-1]), **like))
 
 
+@dataclass(frozen=True)
+class RandomStart:
+    """Weights p_0, v_0 ~ N(0, scale^2 I_d): `state` in the span of the tokens, and what lies outside.
+
+    outside : (..., 2, 2), inner products of the parts of (p_0, v_0) that are orthogonal to all training tokens.
+    Training never moves these parts and never sees them; fresh tokens do.
+    """
+
+    state: State
+    outside: np.ndarray
+
+
+def random_start(training: TrainingSet, dim: int, scale: float, rngs: list[np.random.Generator]) -> RandomStart:
+    """Independent Gaussian weights, one generator for each NumPy training set of the batch (one batch axis).
+
+    In an orthonormal basis of the span the components are scale times standard normal, whatever the basis: with the
+    r = min(m, dim - 2) largest eigenvalues s of G = U diag(s) U^T, a = U diag(s)^(-1/2) z. Outside there are
+    dim - 2 - r dimensions more: a Wishart matrix. From equal states of `rngs`, two scales give multiples of each other.
+    """
+    n_rows = training.gram.shape[-1]
+    rank = min(n_rows, dim - 2)
+    signal, noise, outside = [], [], []
+    for gram, rng in zip(training.gram, rngs, strict=True):
+        values, basis = np.linalg.eigh(gram)
+        signal.append(scale * rng.standard_normal((2, 2)))
+        inside = rng.standard_normal((2, rank))
+        noise.append(scale * (inside / np.sqrt(values[-rank:])) @ basis[:, -rank:].T)
+        outside.append(scale**2 * noise_gram(2, dim - 2 - rank, rng))
+    return RandomStart(State(np.stack(signal), np.stack(noise)), np.stack(outside))
+
+
 def _like(value, array: Array, n_axes: int) -> Array:
     """A scalar or batch of scalars as an array of the same kind, with `n_axes` axes of length 1 behind it."""
     if np.ndim(value) == 0:
@@ -164,10 +195,17 @@ def step(training: TrainingSet, state: State, signal_norm, step_size) -> State:
     return State(state.signal + size * ahead.signal, state.noise + size * ahead.noise)
 
 
-def gradient_descent(training: TrainingSet, signal_norm, step_size, n_steps: int) -> Iterator[State]:
-    """Yields the state after steps 1, ..., n_steps of gradient descent from zero."""
-    batches = (np.shape(signal_norm), np.shape(step_size), tuple(training.labels.shape[:-1]))
-    state = zero_state(training, np.broadcast_shapes(*batches))
+def gradient_descent(
+    training: TrainingSet, signal_norm, step_size, n_steps: int, start: State | None = None
+) -> Iterator[State]:
+    """Yields the state after steps 1, ..., n_steps of gradient descent from `start` (default: zero)."""
+    batches = [np.shape(signal_norm), np.shape(step_size), tuple(training.labels.shape[:-1])]
+    if start is None:
+        state = zero_state(training, np.broadcast_shapes(*batches))
+    else:
+        xp = array_namespace(start.noise)
+        batch = np.broadcast_shapes(*batches, tuple(start.noise.shape[:-2]))
+        state = State(*(xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (start.signal, start.noise)))
     for _ in range(n_steps):
         state = step(training, state, signal_norm, step_size)
         yield state

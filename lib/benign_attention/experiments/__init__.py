@@ -3,7 +3,16 @@
 from importlib import import_module
 from types import ModuleType
 
-CHAPTERS = ("data_model", "two_step_gd", "token_selection", "delayed_generalization", "real_images")
+CHAPTERS = (
+    "data_model",
+    "two_step_gd",
+    "multi_step_dynamics",
+    "max_margin",
+    "baselines",
+    "token_selection",
+    "delayed_generalization",
+    "real_images",
+)
 
 
 def load(chapter: str) -> ModuleType:
