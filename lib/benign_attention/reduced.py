@@ -55,6 +55,11 @@ class TrainingSet(Movable):
         xp = array_namespace(self.labels)
         return xp.stack([1.0 + self.clean_labels, 1.0 - self.clean_labels], axis=-2) / 2.0
 
+    @cached_property
+    def of_class(self) -> Array:
+        """`membership` transposed, (..., n, 2)."""
+        return array_namespace(self.labels).moveaxis(self.membership, -1, -2)
+
     def with_axes(self, n_axes: int) -> TrainingSet:
         """The same sets with `n_axes` axes of length 1 behind the batch axes, to broadcast against a grid."""
         xp = array_namespace(self.labels)
@@ -159,7 +164,7 @@ def _like(value, array: Array, n_axes: int) -> Array:
 def outputs(training: TrainingSet, state: State, signal_norm) -> Outputs:
     """The model on its training samples; `signal_norm` broadcasts against the batch axes."""
     xp = array_namespace(state.noise)
-    products = xp.matmul(state.noise, training.gram)
+    products = _products(state.noise, training.gram, xp)
     products = xp.reshape(products, (*products.shape[:-1], training.n_noise, training.n_train))
     signal = xp.matmul(state.signal * _like(signal_norm, state.noise, 2), training.membership)
     both = xp.concat([signal[..., None, :], products], axis=-2)
@@ -167,6 +172,13 @@ def outputs(training: TrainingSet, state: State, signal_norm) -> Outputs:
     weights = xp.exp(logits - xp.max(logits, axis=-2, keepdims=True))
     attention = weights / xp.sum(weights, axis=-2, keepdims=True)
     return Outputs(logits, attention, values, xp.sum(attention * values, axis=-2))
+
+
+def _products(rows: Array, gram: Array, xp) -> Array:
+    """rows G; rows of a whole grid on one training set are one product, which reads G once."""
+    if gram.ndim > 2:
+        return xp.matmul(rows, gram)
+    return xp.reshape(xp.matmul(xp.reshape(rows, (-1, rows.shape[-1])), gram), rows.shape)
 
 
 def _centred_values(attention: Array, values: Array, xp) -> Array:
@@ -180,11 +192,13 @@ def velocity(training: TrainingSet, state: State, signal_norm) -> State:
     xp = array_namespace(state.noise)
     out = outputs(training, state, signal_norm)
     y = training.labels
-    g = y / (training.n_train * (1.0 + xp.exp(xp.clip(y * out.f, -700.0, 700.0))))
+    margin = y * out.f
+    small = xp.exp(-xp.abs(margin))
+    g = y * xp.where(margin > 0, small, 1.0) / (training.n_train * (1.0 + small))
     for_v = g[..., None, :] * out.attention
     for_p = for_v * _centred_values(out.attention, out.values, xp)
     pull = xp.stack([for_p, for_v], axis=-3)
-    by_class = xp.matmul(pull[..., 0, :], xp.moveaxis(training.membership, -1, -2))
+    by_class = xp.matmul(pull[..., 0, :], training.of_class)
     return State(_like(signal_norm, state.noise, 2) * by_class, xp.reshape(pull[..., 1:, :], state.noise.shape))
 
 

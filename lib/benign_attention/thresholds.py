@@ -18,7 +18,7 @@ from benign_attention.flow import System, gradient_flow
 ASYMMETRY = 1e-2  # initial logit of each sample's first noise token
 LATE = 1e14  # time t' at which "late" is read
 _SECTIONS = 12  # points a round of the search
-PRECISION = {"tolerance": 0.05, "rtol": 1e-7, "atol": 1e-10}  # near a threshold paths part: only the side counts
+PRECISION = {"tolerance": 0.05, "rtol": 1e-6, "atol": 1e-9}  # near a threshold paths part: only the side counts
 
 
 def initial_gap_threshold(label_noise, n_tokens: int = 2, class_fraction=0.5) -> np.ndarray:

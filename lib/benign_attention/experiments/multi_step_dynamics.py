@@ -15,7 +15,7 @@ from benign_attention.data import SingleHeadParams, from_natural_units
 from benign_attention.experiments import multi_step_thresholds
 from benign_attention.gram import noise_gram
 from benign_attention.parallel import map_processes
-from benign_attention.parameters import ChapterParams, FlipProbability, ParameterError
+from benign_attention.parameters import ChapterParams, FlipProbability, ParameterError, TokensCount
 from benign_attention.records import Metric, fraction_metric, seed_metric
 from benign_attention.reduced import State, TrainingSet
 
@@ -34,10 +34,11 @@ SHARE_TOKENS = (3, 5, 9)
 SHARE_D_OVER_N = (20, 200, 2_000, 20_000)
 FLIPS_OF_FEW = 0.125  # label noise over T: one sample in eight
 TOKENS_D_OVER_N = (200, 2_000, 20_000)
-TOKENS = (2, 4, 8, 16, 32, 64)
+MANY_TOKENS = 32  # compared with 2 over d/n, if the grid holds it; else its largest T
 SCALES = (0.0, 0.01, 0.1, 1.0, 10.0)  # s sqrt(d) of random initial weights of variance s^2
 FEW = 3  # seeds of what takes many runs
 POOR = 0.9  # test accuracy below which it counts as poor
+MOST_TOKENS = 128
 LARGEST_GRAM = 2**27  # entries of all Gram matrices of a point: 1 GiB
 
 
@@ -48,6 +49,9 @@ class Params(ChapterParams, SingleHeadParams):
     label_noise_grid: list[FlipProbability] = Field(
         [0.0, 0.1, 0.2, 0.3, 0.4], min_length=1, description="label noise of the thresholds"
     )
+    tokens_grid: list[TokensCount] = Field(
+        [2, 4, 8, 16, 32, 64], min_length=2, description="tokens per sample, from 2 upwards, of the sweep over T"
+    )
     t_max: float = Field(1e20, ge=1.0, le=1e300, description="last time of the flow, step_size x steps")
     map_points: int = Field(9, ge=3, le=100, description="points on the axes of the maps")
 
@@ -55,6 +59,9 @@ class Params(ChapterParams, SingleHeadParams):
 
     def __init__(self, **values):
         super().__init__(**values)
+        grid = self.tokens_grid
+        if grid[0] != 2 or grid != sorted(set(grid)) or grid[-1] > MOST_TOKENS:
+            raise ParameterError(f"tokens_grid must increase from 2 to at most {MOST_TOKENS}, got {grid}")
         if self.n_seeds * (self.n_train * self.n_noise) ** 2 > LARGEST_GRAM:
             raise ParameterError(
                 "n_train, n_tokens and n_seeds must keep n_seeds (n_train (n_tokens - 1))^2 at or below "
@@ -200,7 +207,7 @@ def _mean_over(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 def _batches(runs: list[list[Run]]) -> list[Snapshot]:
     """Each inner list, the seeds of one condition, as one batch; all runs side by side."""
-    found = iter(map_processes(simulate, [run for seeds in runs for run in seeds]))
+    found = iter(map_processes(simulate, [run for seeds in runs for run in seeds], batch=1))
     return [Snapshot.stack([next(found) for _ in seeds]) for seeds in runs]
 
 
@@ -613,7 +620,7 @@ class TokenCounts:
 
     fixed, scaled : fields (T, n_seeds, 2); flow : fields (T, n_seeds). threshold : (2,), long-time threshold of the
     limit for the first and the last T. Over d/n, with b fixed, after `late` steps: few, many : fields (ratios,
-    n_seeds), for T = 2 and 32.
+    n_seeds), for T = 2 and `many_tokens`.
     """
 
     n_train: int
@@ -626,32 +633,36 @@ class TokenCounts:
     d_over_n: np.ndarray
     few: Snapshot
     many: Snapshot
+    many_tokens: int
 
 
 def token_counts(params: Params) -> TokenCounts:
     """Balanced classes and one flip in eight, so that T is all that changes."""
     n, c = max(min(params.n_train, 16), 2), params.natural_c
 
-    def batch(T: int, ratio: float | None = None, scaled: bool = True, flow: bool = False) -> list[Run]:
+    def batch(T: int, ratio: float | None = None, scales=(1.0,), flow: bool = False) -> list[Run]:
         point = params.point(n, ratio, n_tokens=T, label_noise=FLIPS_OF_FEW)
-        b = None if flow else params.natural_b * (T / 2 if scaled else 1)
+        b = None if flow else params.natural_b * np.array(scales)
         moments = [min(params.t_max, 1e4)] if flow else [2, params.late]
         return _seeds(params, "tokens", point, FEW, moments=moments, c=c, b=b, balanced=True)
 
-    runs = [batch(T, scaled=False) for T in TOKENS]
-    runs += [batch(T) for T in TOKENS]
-    runs += [batch(T, flow=True) for T in TOKENS]
-    runs += [batch(T, ratio, scaled=False) for T in (2, 32) for ratio in TOKENS_D_OVER_N]
+    tokens = params.tokens_grid
+    many_tokens = MANY_TOKENS if MANY_TOKENS in tokens else tokens[-1]
+    runs = [batch(T, scales=(1.0, T / 2)) for T in tokens]
+    runs += [batch(T, flow=True) for T in tokens]
+    runs += [batch(T, ratio) for T in (2, many_tokens) for ratio in TOKENS_D_OVER_N]
     found = iter(_batches(runs))
 
     def take(count: int, moment=slice(None)) -> Snapshot:
         return Snapshot.stack([next(found).at(slice(None), moment) for _ in range(count)])
 
-    k, ratios = len(TOKENS), np.array(TOKENS_D_OVER_N)
-    fixed, scaled, by_flow, few, many = take(k), take(k), take(k, 0), take(ratios.size, -1), take(ratios.size, -1)
+    k, ratios = len(tokens), np.array(TOKENS_D_OVER_N)
+    by_descent, by_flow = take(k), take(k, 0)
+    few, many = (take(ratios.size, -1).at(..., 0) for _ in range(2))
+    fixed, scaled = (by_descent.at(..., b) for b in range(2))
     share = round(n // 2 * FLIPS_OF_FEW) / (n // 2)
-    limits = np.array([float(thresholds.late_threshold(share, T).middle) for T in (TOKENS[0], TOKENS[-1])])
-    return TokenCounts(n, c, np.array(TOKENS), fixed, scaled, by_flow, limits, ratios, few, many)
+    limits = np.array([float(thresholds.late_threshold(share, T).middle) for T in (2, tokens[-1])])
+    return TokenCounts(n, c, np.array(tokens), fixed, scaled, by_flow, limits, ratios, few, many, many_tokens)
 
 
 # ---- random initial weights -----------------------------------------------------------------------------------------
@@ -781,12 +792,12 @@ def _claim_metrics(
         attention = found.clean_attention
         metrics[f"noise_mass_gain_{name}"] = seed_metric(attention[0] - attention[-1], (-1, 1))
         metrics[f"test_accuracy_loss_{name}"] = seed_metric(found.test_accuracy[0] - found.test_accuracy[-1], (-1, 1))
-        for T, accuracy, of_clean in zip(TOKENS, found.test_accuracy, attention, strict=True):
+        for T, accuracy, of_clean in zip(params.tokens_grid, found.test_accuracy, attention, strict=True):
             metrics[f"test_accuracy_{name}_T{T}"] = fraction_metric(accuracy)
             metrics[f"clean_attention_{name}_T{T}"] = fraction_metric(of_clean)
     gains = token_counts.few.clean_attention - token_counts.many.clean_attention
     for ratio, gain in zip(TOKENS_D_OVER_N, gains, strict=True):
-        metrics[f"noise_mass_gain_T32_d{ratio}n"] = seed_metric(gain, (-1, 1))
+        metrics[f"noise_mass_gain_T{token_counts.many_tokens}_d{ratio}n"] = seed_metric(gain, (-1, 1))
     zero = initial_weights.descent.at(0)
     for scale, accuracy in zip(SCALES, initial_weights.descent.test_accuracy, strict=True):
         metrics[f"test_accuracy_start{scale:g}"] = fraction_metric(accuracy[:, -1])

@@ -27,7 +27,7 @@ GRID_RATIO = 1.02  # neighbours on the grid of c
 SEARCHED = (0.6, 1.6)  # range of every search, relative to point (i)
 SMALL_B = 1e-4  # step size in natural units of the two steps that show the initial direction
 MAX_ROWS = 280  # most noise tokens of a training set with T > 2
-N_TOKENS = (2, 3, 8)
+N_TOKENS = (2, 3, 8)  # as far as the chapter's `tokens_grid` reaches
 LABEL_NOISE = (0.1, 0.3)  # of the token comparison
 CLASS_FRACTION, UNBALANCED_NOISE = 0.3, 0.1
 CURVE_LABEL_NOISE = np.linspace(0.0, 0.4, 13)
@@ -35,7 +35,7 @@ SETTLED = 1e6  # t' = b x steps after which the limit's thresholds no longer mov
 TIMES = np.array([1e2, 1e3, 1e4, 1e14])  # t'
 D_OVER_N = np.array([20.0, 200.0, 1e5])
 FINITE_SIZE_NOISE = 0.1
-FINITE_SIZE_SAMPLES = 40
+FINITE_SIZE_SAMPLES = 20
 FEW = 3  # seeds of everything but the balanced search at T = 2
 STRONG = 0.1  # a larger initial asymmetry among noise tokens, for comparison
 TOLERANCE = 2e-3  # of thresholds in the limit
@@ -47,6 +47,7 @@ class Params(ChapterParams):
     n_train: SamplesCount = Field(200, description="training samples")
     dim: Dimension = Field(40_000, description="token dimension d")
     label_noise_grid: list[FlipProbability] = Field([0.05, 0.1, 0.2, 0.3], min_length=1, description="label noises")
+    tokens_grid: list[int] = Field([2, 8], min_length=2, description="tokens per sample, from 2 upwards")
     t_max: float = Field(1e10, ge=1.0, le=1e200, description="last time of the gradient flow")
     n_seeds: int = Field(3, ge=1, description="independent runs behind every interval")
 
@@ -165,7 +166,7 @@ def bisect(holds: Callable[[int], bool], low: int, high: int) -> tuple[int, int]
 def _searches(params: Params, settings: list[tuple[float, Setting]]) -> list[list[Search]]:
     """For each setting, named by the label noise asked for, the searches of all seeds."""
     jobs = [(s, params.t_max, _generator(params, run, eta, s)) for eta, s in settings for run in range(params.n_seeds)]
-    found = iter(map_processes(_search, jobs))
+    found = iter(map_processes(_search, jobs, batch=1))
     return [[next(found) for _ in range(params.n_seeds)] for _ in settings]
 
 
@@ -360,7 +361,7 @@ class FiniteSize:
 def finite_size(params: Params) -> FiniteSize:
     n, eta = min(params.n_train, FINITE_SIZE_SAMPLES), FINITE_SIZE_NOISE
     late, limit = {}, {}
-    for T in (N_TOKENS[0], N_TOKENS[-1]):
+    for T in (2, tokens_of(params)[-1]):
         found = _searches(params, [(eta, Setting.of(n, max(round(r * n), 3), T, eta)) for r in D_OVER_N])
         late[T] = Bracket.stack([over_seeds(x) for x in found])
         asymmetries = np.sqrt((T - 1) / D_OVER_N) if T > 2 else np.zeros(1)
@@ -388,18 +389,23 @@ class Thresholds:
     metrics: dict[str, Metric]
 
 
+def tokens_of(params: Params) -> list[int]:
+    """The T whose thresholds are compared."""
+    return [T for T in N_TOKENS if T <= params.tokens_grid[-1]]
+
+
 def explore_thresholds(params: Params) -> Thresholds:
     """Measured thresholds for several T and unbalanced classes, the limit's, and the metrics of the claims."""
     measured = {2: balanced(params)}
-    params = params.replace(n_seeds=min(params.n_seeds, FEW))
-    for T in N_TOKENS[1:]:
+    params, tokens = params.replace(n_seeds=min(params.n_seeds, FEW)), tokens_of(params)
+    for T in tokens[1:]:
         n = min(params.n_train, MAX_ROWS // (T - 1))
         dim = max(round(params.dim * n / params.n_train), 3)
         measured[T] = _searched(params, [(eta, Setting.of(n, dim, T, eta)) for eta in LABEL_NOISE])
     eta = UNBALANCED_NOISE
     unbalanced = _searched(params, [(eta, Setting.of(params.n_train, params.dim, 2, eta, CLASS_FRACTION))])
-    curves = dict(zip(N_TOKENS, map_processes(_curves, N_TOKENS), strict=True))
-    few_and_many = N_TOKENS[0], N_TOKENS[-1]
+    curves = dict(zip(tokens, map_processes(_curves, tokens), strict=True))
+    few_and_many = tokens[0], tokens[-1]
     over_time = dict(zip(few_and_many, map_processes(_over_time, few_and_many), strict=True))
     metrics = _claim_metrics(measured, unbalanced)
     return Thresholds(measured, curves, over_time, unbalanced, finite_size(params), metrics)

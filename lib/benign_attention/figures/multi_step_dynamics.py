@@ -241,7 +241,7 @@ def token_counts(found: TokenCounts, late: int) -> Figure:
         ax.set(xscale="log", xlabel="tokens T", title=name.replace("_", " "), ylim=(-0.03, 1.03))
         ax.set_xticks(found.n_tokens, [f"{T}" for T in found.n_tokens])
         ax.minorticks_off()
-    for series, T, color in ((found.few, 2, "test"), (found.many, 32, "other")):
+    for series, T, color in ((found.few, 2, "test"), (found.many, found.many_tokens, "other")):
         values = series.clean_attention.T
         band(axes[2], found.d_over_n, values, f"T = {T}", PALETTE[color], UNIT, marker="o", markersize=4)
     axes[2].set(xscale="log", xlabel="d/n", title=f"clean attention,\nb fixed, {late} steps")
