@@ -1,6 +1,7 @@
 """Chapter multi_step_dynamics: runs against independent pipelines, derived laws, and the claims' controls."""
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -204,10 +205,45 @@ def test_longer_training_is_not_benign_where_it_should_not_be(claim, change):
     assert claim.verdict(chapter.measure(params)) not in ("supported", "not run")
 
 
+PARTS = {"SH-4d": "trajectories", "SH-5b": "windows", "Q-SH-5": "strong", "SH-10": "shares"}
+
+
+@pytest.fixture(scope="module")
+def small_parts():
+    explored = chapter.explore(SMALL)
+    names = {f.name for f in fields(explored)} - {"metrics", "threshold", "thresholds"}
+    return {name: getattr(explored, name) for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTS)
+def test_claims_about_late_times_fail_where_they_should(name, small_parts):
+    (claim,) = [c for c in claims.load_claims("multi_step_dynamics") if c.id == name]
+    measure = {
+        "trajectories": lambda p: chapter.trajectories(p, chapter.long_time_threshold(p)),
+        "windows": chapter.windows,
+        "strong": chapter.strong_signal,
+        "shares": chapter.shares,
+    }[PARTS[name]]
+
+    def verdict(**change):
+        params = Params(**{"n_steps": 1000, "t_max": 1e6, **change})
+        return claim.verdict(chapter._claim_metrics(params, **{**small_parts, PARTS[name]: measure(params)}))
+
+    assert verdict() == "supported"
+    assert claim.controls
+    for control in claim.controls:
+        assert verdict(**control.change) not in ("supported", "not run")
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
         ({"n_train": 10**5}, "n_train"),
+        ({"tokens_grid": [2]}, "tokens_grid"),
+        ({"tokens_grid": [3, 4]}, "tokens_grid"),
+        ({"tokens_grid": [2, 4, 4]}, "tokens_grid"),
+        ({"tokens_grid": [2, 256]}, "tokens_grid"),
         ({"n_tokens": 10**6}, "n_tokens"),
         ({"n_steps": 1}, "n_steps"),
         ({"t_max": 1e301}, "t_max"),

@@ -792,7 +792,7 @@ def _claim_metrics(
         attention = found.clean_attention
         metrics[f"noise_mass_gain_{name}"] = seed_metric(attention[0] - attention[-1], (-1, 1))
         metrics[f"test_accuracy_loss_{name}"] = seed_metric(found.test_accuracy[0] - found.test_accuracy[-1], (-1, 1))
-        for T, accuracy, of_clean in zip(params.tokens_grid, found.test_accuracy, attention, strict=True):
+        for T, accuracy, of_clean in zip(token_counts.n_tokens, found.test_accuracy, attention, strict=True):
             metrics[f"test_accuracy_{name}_T{T}"] = fraction_metric(accuracy)
             metrics[f"clean_attention_{name}_T{T}"] = fraction_metric(of_clean)
     gains = token_counts.few.clean_attention - token_counts.many.clean_attention
