@@ -5,6 +5,7 @@ With rows y_i x_i(p) it is the best head for given attention; with rows of token
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import cvxpy as cp
@@ -52,7 +53,9 @@ def hard_margin(rows: np.ndarray) -> HardMargin:
     above = scaled @ w >= 1
     problem = cp.Problem(cp.Minimize(cp.sum_squares(w) / 2), [above])
     try:
-        problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Solution may be inaccurate")  # `status` says so
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
         status = problem.status
     except cp.error.SolverError:
         status = "solver_error"

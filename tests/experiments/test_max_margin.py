@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benign_attention import claims, weight_decay
+from benign_attention.devices import available
 from benign_attention.experiments import max_margin
 from benign_attention.experiments.max_margin import Params, measure
 from benign_attention.parameters import ParameterError
@@ -119,3 +120,9 @@ def test_bad_parameters_are_named(name):
 )
 def test_claims_fail_where_they_should(claim, change):
     assert claim.verdict(measure(Params(**change))) not in ("supported", "not run")
+
+
+def test_a_device_that_is_not_there_is_refused():
+    absent = next(name for name in ("mps", "cuda") if name not in available())
+    with pytest.raises(ParameterError, match=rf"^device must be one of .*: {absent} is not available here$"):
+        measure(SMALL.replace(device=absent))

@@ -197,6 +197,10 @@ def measure(params: Params) -> dict[str, Metric]:
     `margin` is min_i y_i f with |v| <= 1, |p| <= radius, in the tokens' own units; a search that did not converge
     counts as no number.
     """
+    if params.device != "cpu":
+        from benign_attention.devices import resolve
+
+        resolve(params.device)
     settings = _settings(params)
     best = map_processes(_solve, [(s, params.radius) for s in settings])
     decayed = map_processes(_decayed, [(s, params.weight_decay) for s in settings])
