@@ -93,7 +93,12 @@ def accuracy_of(law: FreshToken, n_noise: int, seed: int = 0, log2_points: int =
 
 def test_loss(training: TrainingSet, state: State, signal_norm, seed: int = 0, outside=0.0) -> Estimate:
     """Mean logistic loss on clean fresh data."""
-    return _exponential(_expectation(training, state, signal_norm, _log_loss, seed, outside))
+    return loss_of(fresh_token(training, state, signal_norm, outside), training.n_noise, seed)
+
+
+def loss_of(law: FreshToken, n_noise: int, seed: int = 0, log2_points: int = 12) -> Estimate:
+    """Mean logistic loss where `accuracy_of` is accuracy."""
+    return _exponential(_expectation_of(law, n_noise, _log_loss, seed, log2_points))
 
 
 def signal_attention(training: TrainingSet, state: State, signal_norm, seed: int = 0, outside=0.0) -> Estimate:

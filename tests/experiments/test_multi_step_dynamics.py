@@ -46,7 +46,7 @@ def test_a_snapshot_is_what_autograd_and_fresh_samples_show(n_tokens):
     data = draw_single_head(n, dim, n_tokens, rho, 0.25, generator(n_tokens))
     training = reduced.from_data(data)
     *_, state = reduced.gradient_descent(training, rho, beta, steps)
-    found = chapter.snapshot(training, state, rho)
+    found = chapter.snapshot(training, state, rho, test_loss=True)
     model = explicit.SingleHeadAttention(dim)
     tokens, labels = torch.tensor(data.tokens), torch.tensor(data.labels)
     *_, _ = explicit.gradient_descent(model, tokens, labels, beta, steps)
@@ -72,9 +72,12 @@ def test_a_snapshot_is_what_autograd_and_fresh_samples_show(n_tokens):
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-9, err_msg=name)
     fresh = draw_single_head(40_000, dim, n_tokens, rho, 0.0, generator(9, n_tokens))
     with torch.no_grad():
-        right = (model(torch.tensor(fresh.tokens)).numpy() * fresh.clean_labels > 0).mean()
+        margin = model(torch.tensor(fresh.tokens)).numpy() * fresh.clean_labels
+    right, loss = (margin > 0).mean(), np.logaddexp(0.0, -margin)
     assert 0.6 < right < 0.999
     assert right == pytest.approx(float(found.test_accuracy), abs=5 * math.sqrt(right * (1 - right) / 40_000) + 0.005)
+    assert loss.mean() == pytest.approx(float(found.test_loss), abs=5 * loss.std() / 200 + 0.005)
+    assert np.isnan(chapter.snapshot(training, state, rho).test_loss)
 
 
 def test_small_steps_of_descent_reach_the_flow():

@@ -105,6 +105,7 @@ class Run:
     balanced: bool = False
     scale: float = 0.0
     device: str = "cpu"
+    test_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class Snapshot:
     expected over fresh data (for T > 2 by 4096 points, to about .002); clean_attention, noisy_attention: mean mass on
     the signal over clean and noisy training samples; largest_share: of the noise mass, held by the largest noise token,
     mean over noisy samples;
-    p_signal, p_noise, v_signal, v_noise: lengths of the parts of p and v along the signals and orthogonal to them.
+    p_signal, p_noise, v_signal, v_noise: lengths of the parts of p and v along the signals and orthogonal to them;
+    test_loss: clean labels, where the run asks for it.
     """
 
     train_accuracy: np.ndarray
@@ -129,6 +131,7 @@ class Snapshot:
     p_noise: np.ndarray
     v_signal: np.ndarray
     v_noise: np.ndarray
+    test_loss: np.ndarray
 
     @classmethod
     def stack(cls, snapshots: list[Snapshot]) -> Snapshot:
@@ -167,7 +170,7 @@ def simulate(run: Run) -> Snapshot:
             states = [(seen.state.signal, seen.state.noise) for seen in flow.gradient_flow(system, run.moments)]
     else:
         states = list(_descent(training.on(run.device), rho, beta, run.moments, start))
-    return snapshot(training, State(*(np.stack(x) for x in zip(*states, strict=True))), rho, outside)
+    return snapshot(training, State(*(np.stack(x) for x in zip(*states, strict=True))), rho, outside, run.test_loss)
 
 
 def _descent(training: TrainingSet, rho, beta, steps: np.ndarray, start: State | None) -> Iterator[tuple]:
@@ -177,7 +180,7 @@ def _descent(training: TrainingSet, rho, beta, steps: np.ndarray, start: State |
             yield population.as_numpy(state.signal), population.as_numpy(state.noise)
 
 
-def snapshot(training: TrainingSet, state: State, rho, outside=0.0) -> Snapshot:
+def snapshot(training: TrainingSet, state: State, rho, outside=0.0, test_loss: bool = False) -> Snapshot:
     """Everything about the states of a batch on one training set; rho broadcasts against the batch axes."""
     out = reduced.outputs(training, state, rho)
     margin, noisy = training.labels * out.f, training.noisy
@@ -185,6 +188,7 @@ def snapshot(training: TrainingSet, state: State, rho, outside=0.0) -> Snapshot:
     share = np.exp(logits - logits.max(axis=-2, keepdims=True))
     share = share.max(axis=-2) / share.sum(axis=-2)
     law = population.fresh_token(training, state, rho, outside)
+    loss = population.loss_of(law, training.n_noise, log2_points=9).value if test_loss else None
     of_signal = np.sqrt((state.signal**2).sum(axis=-1))
     return Snapshot(
         train_accuracy=(margin > 0).mean(axis=-1),
@@ -198,6 +202,7 @@ def snapshot(training: TrainingSet, state: State, rho, outside=0.0) -> Snapshot:
         p_noise=law.sd_p,
         v_signal=of_signal[..., 1],
         v_noise=np.hypot(law.slope, law.sd_v),
+        test_loss=loss if loss is not None else np.full(law.sd_p.shape, np.nan),
     )
 
 
@@ -286,8 +291,8 @@ class Trajectories:
 def trajectories(params: Params, threshold: float) -> Trajectories:
     c = threshold * np.array(SHARES_OF_THRESHOLD)
     steps, times, point = _steps(params.n_steps), _times(params, 1 / params.d_over_n), params.point()
-    runs = [_seeds(params, "time", point, moments=steps, c=c, b=params.natural_b)]
-    runs += [_seeds(params, "time", point, moments=times, c=float(x)) for x in c]
+    runs = [_seeds(params, "time", point, moments=steps, c=c, b=params.natural_b, test_loss=True)]
+    runs += [_seeds(params, "time", point, moments=times, c=float(x), test_loss=True) for x in c]
     far = params.point(d_over_n=12_500)
     runs.append(_seeds(params, "far", far, moments=times, c=0.3))
     descent, *flows, distant = _batches(runs)

@@ -42,19 +42,21 @@ def _lines(ax, x, found: Snapshot, name: str, labels, bounds=UNIT, **line) -> No
 
 
 def accuracy(found: Trajectories) -> Figure:
-    """Test accuracy and train loss over time for several c; lines: flow, dots: gradient descent."""
-    figure, axes = plt.subplots(2, 1, figsize=(7, 5.4), sharex=True)
+    """Test accuracy, test loss and train loss over time for several c; lines: flow, dots: gradient descent."""
+    figure, axes = plt.subplots(3, 1, figsize=(7, 7.2), sharex=True)
     labels = [f"{share:g} ({c:.2g})" for share, c in zip(SHARES_OF_THRESHOLD, found.c, strict=True)]
     none = [None] * len(labels)
-    for ax, name, bounds in zip(axes, ("test_accuracy", "train_loss"), (UNIT, (-np.inf, np.inf)), strict=True):
-        log = name == "train_loss"
+    free = (-np.inf, np.inf)
+    for ax, name, bounds in zip(axes, ("test_accuracy", "test_loss", "train_loss"), (UNIT, free, free), strict=True):
+        log = name != "test_accuracy"
         _lines(ax, found.times, found.flow, name, labels, bounds, log=log)
         dots = {"marker": "o", "markersize": 3, "linestyle": "none"}
         _lines(ax, found.step_times, found.descent, name, none, bounds, log=log, **dots)
     band(axes[0], found.times, found.flow.train_accuracy.min(axis=-1), "train, lowest", PALETTE["noisy"], UNIT, ls=":")
     axes[0].set(ylabel="accuracy", ylim=(0.48, 1.02))
     axes[0].legend(title="c / threshold (c)", fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes[1].set(ylabel="train loss", yscale="log", xscale="log", xlabel="time t = step size × steps")
+    axes[1].set(ylabel="test loss", yscale="log")
+    axes[2].set(ylabel="train loss", yscale="log", xscale="log", xlabel="time t = step size × steps")
     return figure
 
 
