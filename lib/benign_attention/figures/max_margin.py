@@ -41,16 +41,17 @@ def sweep(found: Sweep) -> Figure:
     return figure
 
 
-def attention(found: Sweep, noise: float) -> Figure:
-    """Attention of the best solution on clean and noisy samples over c, at one label noise."""
-    k = int(np.argmin(np.abs(found.label_noise - noise)))
-    figure, ax = plt.subplots(figsize=(5.6, 3))
-    for name in ("clean", "noisy"):
-        values = getattr(found, f"{name}_attention")[k]
-        band(ax, found.c, values, f"{name} samples", PALETTE[name], UNIT, marker="o", markersize=4)
-    ax.axvline(found.switch[k], color=PALETTE["theory"], linestyle=":", label=r"$c_{\rm MM}$")
-    ax.set(xlabel=C, ylabel=ATTENTION, ylim=(-0.03, 1.03))
-    ax.legend(loc="center right")
+def attention(found: Sweep) -> Figure:
+    """Attention of the best solution on clean and on noisy samples over c, for each label noise."""
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.1), sharex=True, sharey=True)
+    for k, (noise, color) in enumerate(zip(found.label_noise, SERIES, strict=False)):
+        for ax, values in zip(axes, (found.clean_attention[k], found.noisy_attention[k]), strict=True):
+            band(ax, found.c, values, rf"$\eta = {noise:g}$", color, UNIT, marker="o", markersize=4)
+        axes[0].axvline(found.switch[k], color=color, linestyle=":", linewidth=1.2)
+    for ax, kind in zip(axes, ("clean", "noisy"), strict=True):
+        ax.set(xlabel=C, title=f"{kind} samples", ylim=(-0.03, 1.03))
+    axes[0].set_ylabel(ATTENTION)
+    axes[0].legend(loc="lower right")
     return figure
 
 
