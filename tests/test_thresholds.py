@@ -107,6 +107,15 @@ def test_late_thresholds_of_two_and_three_tokens():
     np.testing.assert_allclose(late_threshold(eta[1:], 3, asymmetry=0.0).middle, [1.66, 2.10, 3.05], atol=0.006)
 
 
+def test_times_and_head_starts_broadcast():
+    together = late_threshold(0.1, 8, t_max=[1e2, 1e6], asymmetry=[[0.01], [0.1]], tolerance=1e-3).middle
+    for i, asymmetry in enumerate((0.01, 0.1)):
+        for k, time in enumerate((1e2, 1e6)):
+            alone = late_threshold(0.1, 8, t_max=time, asymmetry=asymmetry, tolerance=1e-3).middle
+            assert together[i, k] == pytest.approx(float(alone), rel=2e-3)
+    assert np.ptp(together, axis=0).min() > 0.01 and np.ptp(together, axis=1).min() > 0.01
+
+
 def test_late_threshold_brackets_what_it_says():
     found = late_threshold(ETA, 3, 0.5, t_max=1e6, tolerance=1e-3)
     assert (found.high / found.low <= 1.001).all()

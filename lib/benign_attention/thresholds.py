@@ -17,7 +17,8 @@ from benign_attention.flow import System, gradient_flow
 
 ASYMMETRY = 1e-2  # initial logit of each sample's first noise token
 LATE = 1e14  # time t' at which "late" is read
-_SECTIONS = 12  # points a round of the search
+_SECTIONS = 9  # points a round of the search
+SEARCHED = (0.6, 1.6)  # range of a search for the late threshold, relative to point (i)
 PRECISION = {"tolerance": 0.05, "rtol": 1e-6, "atol": 1e-9}  # near a threshold paths part: only the side counts
 
 
@@ -76,14 +77,15 @@ class ClassState:
         return self.attention[1, 0]
 
 
-def limit_flow(c, label_noise, n_tokens: int = 2, class_fraction=0.5, asymmetry: float = ASYMMETRY) -> System:
+def limit_flow(c, label_noise, n_tokens: int = 2, class_fraction=0.5, asymmetry=ASYMMETRY) -> System:
     """The small-step flow of one class in the orthogonal limit, for every point of the broadcast arguments at once.
 
     For T > 2 equal noise tokens are unstable: one of them wins. The first noise token of every sample therefore starts
     at the logit `asymmetry`; 0 keeps all of them equal for ever. States are `ClassState`, times t' = b x steps.
     """
-    c, eta, pi = (x.ravel() for x in np.broadcast_arrays(*(np.atleast_1d(x) for x in (c, label_noise, class_fraction))))
-    sizes = np.array([1, n_tokens - 2] if asymmetry and n_tokens > 2 else [n_tokens - 1])
+    arguments = (np.atleast_1d(x) for x in (c, label_noise, class_fraction, asymmetry))
+    c, eta, pi, ahead = (x.ravel() for x in np.broadcast_arrays(*arguments))
+    sizes = np.array([1, n_tokens - 2] if ahead.any() and n_tokens > 2 else [n_tokens - 1])
     n_groups, n_points = sizes.size, c.size
     share = c**2 * pi * np.stack([1 - eta, eta])
     sign = np.array([1.0, -1.0])[:, None]
@@ -107,7 +109,7 @@ def limit_flow(c, label_noise, n_tokens: int = 2, class_fraction=0.5, asymmetry:
 
     start = np.zeros((2 + 4 * n_groups, n_points))
     if n_groups == 2:
-        start[[2, 4]] = asymmetry
+        start[[2, 4]] = ahead
     return System(start.ravel(), velocity, lambda y: y, np.ones(start.size), unpack)
 
 
@@ -136,30 +138,33 @@ def late_threshold(
     label_noise,
     n_tokens: int = 2,
     class_fraction=0.5,
-    t_max: float = LATE,
-    asymmetry: float = ASYMMETRY,
+    t_max=LATE,
+    asymmetry=ASYMMETRY,
     tolerance: float = 1e-3,
 ) -> Bracket:
     """(iii) The c at which clean samples have half of their attention on the signal at the time t' = `t_max`.
 
-    `label_noise` and `class_fraction` broadcast. The search between 0.8 / sqrt(pi) and 1.5 times point (ii) stops when
-    high / low is at most 1 + `tolerance`.
+    All arguments but `n_tokens` and `tolerance` broadcast. The search, between the factors `SEARCHED` of point (i),
+    stops when high / low is at most 1 + `tolerance`.
 
     Raises
     ------
     FlowError
         The limit flow is not accurate at some point of the search.
     """
-    eta, pi = np.broadcast_arrays(np.asarray(label_noise, float), np.asarray(class_fraction, float))
-    shape, eta, pi = eta.shape, eta.ravel(), pi.ravel()
-    low, high = 0.8 / np.sqrt(pi), 1.5 * initial_logit_threshold(eta, pi)
+    arguments = (np.asarray(x, float) for x in (label_noise, class_fraction, t_max, asymmetry))
+    eta, pi, time, ahead = np.broadcast_arrays(*arguments)
+    shape, (eta, pi, time, ahead) = eta.shape, (x.ravel() for x in (eta, pi, time, ahead))
+    moments, moment_of = np.unique(time, return_inverse=True)
+    low, high = (x * initial_gap_threshold(eta, n_tokens, pi) for x in SEARCHED)
     rows = np.arange(eta.size)
     found = np.ones(eta.size, dtype=bool)
     while np.max(high / low) > 1 + tolerance:
         c = np.geomspace(low, high, _SECTIONS)
-        system = limit_flow(c, eta, n_tokens, pi, asymmetry)
-        (point,) = gradient_flow(system, [t_max], **PRECISION)
-        kept = point.state.clean_attention.reshape(c.shape) > 0.5
+        system = limit_flow(c, eta, n_tokens, pi, ahead)
+        points = gradient_flow(system, moments, **PRECISION)
+        attention = np.stack([point.state.clean_attention.reshape(c.shape) for point in points])
+        kept = attention[moment_of, :, rows].T > 0.5
         found &= ~kept[0] & kept[-1]
         first = np.clip(kept.argmax(axis=0), 1, None)
         low, high = c[first - 1, rows], c[first, rows]

@@ -22,6 +22,7 @@ SMALL = Params(
     label_noise=0.1,
     n_steps=60,
     label_noise_grid=[0.1],
+    tokens_grid=[2, 8],
     t_max=1e4,
     map_points=3,
     n_seeds=2,
@@ -208,7 +209,16 @@ def test_longer_training_is_not_benign_where_it_should_not_be(claim, change):
     assert claim.verdict(chapter.measure(params)) not in ("supported", "not run")
 
 
-PARTS = {"SH-4d": "trajectories", "SH-5b": "windows", "Q-SH-5": "strong", "SH-10": "shares"}
+PARTS = {
+    "SH-4d": "trajectories",
+    "SH-5b": "windows",
+    "Q-SH-5": "strong",
+    "Q-SH-4a": "loss",
+    "SH-10": "shares",
+    "SH-14": "token_counts",
+    "Q-SH-15": "initial_weights",
+}
+SMALLER = {"n_steps": 1000, "t_max": 1e6, "tokens_grid": [2, 32]}
 
 
 @pytest.fixture(scope="module")
@@ -226,11 +236,14 @@ def test_claims_about_late_times_fail_where_they_should(name, small_parts):
         "trajectories": lambda p: chapter.trajectories(p, chapter.long_time_threshold(p)),
         "windows": chapter.windows,
         "strong": chapter.strong_signal,
+        "loss": lambda p: chapter.loss_times(p, chapter.long_time_threshold(p)),
         "shares": chapter.shares,
+        "token_counts": chapter.token_counts,
+        "initial_weights": chapter.initial_weights,
     }[PARTS[name]]
 
     def verdict(**change):
-        params = Params(**{"n_steps": 1000, "t_max": 1e6, **change})
+        params = Params(**{**SMALLER, **({"t_max": 1e20} if name == "Q-SH-4a" else {}), **change})
         return claim.verdict(chapter._claim_metrics(params, **{**small_parts, PARTS[name]: measure(params)}))
 
     assert verdict() == "supported"

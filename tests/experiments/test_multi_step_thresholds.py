@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benign_attention import explicit, flow, reduced, thresholds
+from benign_attention import claims, explicit, flow, reduced, thresholds
 from benign_attention.data import draw_single_head, from_natural_units
 from benign_attention.experiments import multi_step_thresholds as chapter
 from benign_attention.experiments.multi_step_thresholds import Params, Setting, bisect, measure_thresholds
@@ -36,24 +36,26 @@ def test_clean_samples_are_the_majority_of_every_class(n_train):
     assert all(0 <= 2 * k < n for k, n in zip(setting.n_flipped, setting.n_class, strict=True))
 
 
-def test_bisection_looks_at_an_end_only_when_it_gets_there():
+def test_bisection_looks_at_few_points_and_at_an_end_only_when_it_gets_there():
     asked = []
 
     def turns_at(k):
         return lambda i: asked.append(i) or i >= k
 
-    assert bisect(turns_at(7), 0, 32) == (6, 7)
-    assert len(asked) == 5
-    assert bisect(turns_at(1), 0, 32) == (0, 1)
-    assert bisect(turns_at(0), 0, 32) is None
-    assert bisect(turns_at(32), 0, 32) == (31, 32)
-    assert bisect(turns_at(33), 0, 32) is None
+    assert bisect(turns_at(7), 0, 32, 9) == (6, 7)
+    assert asked == [9, 8, 6, 7]
+    for start in (-5, 0, 9, 32, 40):
+        assert bisect(turns_at(7), 0, 32, start) == (6, 7)
+        assert bisect(turns_at(1), 0, 32, start) == (0, 1)
+        assert bisect(turns_at(0), 0, 32, start) is None
+        assert bisect(turns_at(32), 0, 32, start) == (31, 32)
+        assert bisect(turns_at(33), 0, 32, start) is None
 
 
 def test_searches_bracket_the_change_and_report_it_by_class():
     """Run again at the ends of every bracket, with finer tolerances."""
     setting = Setting.of(40, 40_000, 2, 0.1, 0.3)
-    found = chapter._search((setting, 1e6, np.random.default_rng(3)))
+    found = chapter._search((setting, 1e6, np.random.default_rng(3), np.array([math.nan, 1.4])))
     training = setting.draw(np.random.default_rng(3))
     for k in (0, 1):
         assert found.high[k] / found.low[k] == pytest.approx(chapter.GRID_RATIO)
@@ -142,17 +144,38 @@ def test_without_the_compared_label_noise_ratios_are_undefined():
     assert found.late_at(0.2).low > 1
 
 
-def test_claims_on_growth_fail_without_growth():
-    """From no flips to hardly any the threshold barely moves."""
-    found = chapter.balanced(SMALL.replace(n_train=200, dim=200_000, label_noise_grid=[0.0, 0.01], n_seeds=1))
-    metric = chapter.smallest_growth(found.late, 1)
-    assert metric.low < 1.05
+CONTROLS = [
+    (claim, control.change)
+    for claim in claims.load_claims("multi_step_dynamics")
+    for control in claim.controls
+    if claim.id in ("SH-8a", "Q-SH-8a", "Q-SH-8b", "Q-SH-8d")
+]
 
 
-def test_the_limit_does_not_predict_the_threshold_at_low_dimension():
-    """At d/n = 4 cross-talk is one half."""
-    found = chapter.balanced(SMALL.replace(n_train=200, dim=800, label_noise_grid=[0.1], n_seeds=1))
-    assert not 0.93 < (found.late.low / found.limit.late)[0]
+def of_two_tokens(**change):
+    params = Params(**{"n_seeds": 2, "label_noise_grid": [0.1, 0.3], **change})
+    return chapter._claim_metrics({2: chapter.balanced(params)}, chapter.unbalanced(params))
+
+
+@pytest.fixture(scope="module")
+def at_the_point():
+    return of_two_tokens()
+
+
+@pytest.mark.parametrize(("claim", "change"), CONTROLS, ids=lambda x: getattr(x, "id", str(x)))
+def test_claims_on_thresholds_fail_where_they_should(claim, change, at_the_point):
+    assert claim.verdict(at_the_point) == "supported"
+    assert claim.verdict(of_two_tokens(**change)) not in ("supported", "not run")
+
+
+def test_where_the_search_starts_does_not_matter():
+    setting = Setting.of(40, 8000, 2, 0.1)
+    found = [
+        chapter._search((setting, 1e6, np.random.default_rng(4), np.full(2, c))) for c in (math.nan, 1.2, 1.6, 9.0)
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other.high, found[0].high)
+        np.testing.assert_array_equal(other.test_accuracy, found[0].test_accuracy)
 
 
 def test_figures_draw_all_of_it(explored):

@@ -36,7 +36,7 @@ FLIPS_OF_FEW = 0.125  # label noise over T: one sample in eight
 TOKENS_D_OVER_N = (200, 2_000, 20_000)
 MANY_TOKENS = 32  # compared with 2 over d/n, if the grid holds it; else its largest T
 SCALES = (0.0, 0.01, 0.1, 1.0, 10.0)  # s sqrt(d) of random initial weights of variance s^2
-FEW = 3  # seeds of what takes many runs
+FEW = 3  # seeds of what takes many or long runs
 POOR = 0.9  # test accuracy below which it counts as poor
 MOST_TOKENS = 128
 LARGEST_GRAM = 2**27  # entries of all Gram matrices of a point: 1 GiB
@@ -53,7 +53,7 @@ class Params(ChapterParams, SingleHeadParams):
         [2, 4, 8, 16, 32, 64], min_length=2, description="tokens per sample, from 2 upwards, of the sweep over T"
     )
     t_max: float = Field(1e20, ge=1.0, le=1e300, description="last time of the flow, step_size x steps")
-    map_points: int = Field(9, ge=3, le=100, description="points on the axes of the maps")
+    map_points: int = Field(9, ge=3, le=100, description="points on the axes of maps and curves")
 
     HOUSEKEEPING: ClassVar[tuple[str, ...]] = (*ChapterParams.HOUSEKEEPING, "n_steps", "t_max", "map_points")
 
@@ -291,10 +291,10 @@ class Trajectories:
 def trajectories(params: Params, threshold: float) -> Trajectories:
     c = threshold * np.array(SHARES_OF_THRESHOLD)
     steps, times, point = _steps(params.n_steps), _times(params, 1 / params.d_over_n), params.point()
-    runs = [_seeds(params, "time", point, moments=steps, c=c, b=params.natural_b, test_loss=True)]
-    runs += [_seeds(params, "time", point, moments=times, c=float(x), test_loss=True) for x in c]
+    runs = [_seeds(params, "time", point, FEW, moments=steps, c=c, b=params.natural_b, test_loss=True)]
+    runs += [_seeds(params, "time", point, FEW, moments=times, c=float(x), test_loss=True) for x in c]
     far = params.point(d_over_n=12_500)
-    runs.append(_seeds(params, "far", far, moments=times, c=0.3))
+    runs.append(_seeds(params, "far", far, FEW, moments=times, c=0.3))
     descent, *flows, distant = _batches(runs)
     together = Snapshot(*(np.stack([getattr(s, f.name) for s in flows], axis=-1) for f in fields(Snapshot)))
     return Trajectories(c, steps, params.step_size * steps, times, descent, together, distant)
@@ -364,7 +364,7 @@ class Windows:
 
 
 def windows(params: Params) -> Windows:
-    runs = _seeds(params, "window", params.point(), moments=[2, params.late], c=params.natural_c, b=WINDOW_B)
+    runs = _seeds(params, "window", params.point(), FEW, moments=[2, params.late], c=params.natural_c, b=WINDOW_B)
     (found,) = _batches([runs])
     share, margin = 1 / params.n_tokens, 0.02
     inside = (found.train_accuracy == 1) & (found.test_accuracy > 0.95) & (found.clean_attention > share + margin)
@@ -506,7 +506,7 @@ def _slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def loss_times(params: Params, threshold: float) -> LossTimes:
     """Balanced classes and flips, two tokens, so that only noise tokens and size differ from the limit."""
     n, eta = min(params.n_train, 100), params.label_noise
-    c, ratios = threshold * np.array(LOSS_SHARES), np.array(LOSS_D_OVER_N)
+    c, ratios = threshold * np.array(LOSS_SHARES), np.array(LOSS_D_OVER_N[: params.map_points])
     runs, last = [], []
     for x in c:
         for ratio in ratios:
@@ -590,7 +590,7 @@ def shares(params: Params) -> Shares:
     n, c = min(params.n_train, 60), params.natural_c
     steps, times = _steps(params.late), _times(params, 1 / params.d_over_n)
     points = [params.point(n, n_tokens=T, label_noise=MANY_NOISE) for T in SHARE_TOKENS]
-    ratios = np.array(SHARE_D_OVER_N)
+    ratios = np.array(SHARE_D_OVER_N[: params.map_points])
     clocks = [np.geomspace(1.0, 1e4, 33) / ratio for ratio in ratios]
     runs = [_seeds(params, "share", p, FEW, moments=steps, c=c, b=params.natural_b, balanced=True) for p in points]
     runs += [_seeds(params, "share", p, FEW, moments=times, c=c, balanced=True) for p in points]
@@ -686,7 +686,7 @@ def initial_weights(params: Params) -> InitialWeights:
     """The runs of one seed share training set and, up to the scale, initial weights."""
     steps, point = _steps(params.late), params.point()
     c, b = params.natural_c, params.natural_b
-    found = _batches([_seeds(params, "start", point, moments=steps, c=c, b=b, scale=s) for s in SCALES])
+    found = _batches([_seeds(params, "start", point, FEW, moments=steps, c=c, b=b, scale=s) for s in SCALES])
     return InitialWeights(np.array(SCALES), steps, Snapshot.stack(found))
 
 

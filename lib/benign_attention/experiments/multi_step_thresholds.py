@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache, partial
 
 import numpy as np
@@ -24,13 +24,12 @@ from benign_attention.reduced import TrainingSet
 from benign_attention.thresholds import Bracket
 
 GRID_RATIO = 1.02  # neighbours on the grid of c
-SEARCHED = (0.6, 1.6)  # range of every search, relative to point (i)
 SMALL_B = 1e-4  # step size in natural units of the two steps that show the initial direction
 MAX_ROWS = 280  # most noise tokens of a training set with T > 2
 N_TOKENS = (2, 3, 8)  # as far as the chapter's `tokens_grid` reaches
 LABEL_NOISE = (0.1, 0.3)  # of the token comparison
 CLASS_FRACTION, UNBALANCED_NOISE = 0.3, 0.1
-CURVE_LABEL_NOISE = np.linspace(0.0, 0.4, 13)
+CURVES_END = 0.4  # label noise
 SETTLED = 1e6  # t' = b x steps after which the limit's thresholds no longer move (`Thresholds.over_time` shows it)
 TIMES = np.array([1e2, 1e3, 1e4, 1e14])  # t'
 D_OVER_N = np.array([20.0, 200.0, 1e5])
@@ -49,6 +48,7 @@ class Params(ChapterParams):
     label_noise_grid: list[FlipProbability] = Field([0.05, 0.1, 0.2, 0.3], min_length=1, description="label noises")
     tokens_grid: list[int] = Field([2, 8], min_length=2, description="tokens per sample, from 2 upwards")
     t_max: float = Field(1e10, ge=1.0, le=1e200, description="last time of the gradient flow")
+    map_points: int = Field(9, ge=3, le=100, description="points on the curves over label noise")
     n_seeds: int = Field(3, ge=1, description="independent runs behind every interval")
 
 
@@ -93,7 +93,7 @@ class Setting:
     def grid(self, k: int) -> tuple[int, int]:
         """First and last index of the searched c = GRID_RATIO^index for class k."""
         about = thresholds.initial_gap_threshold(self.label_noise[k], self.n_tokens, self.class_fraction[k])
-        low, high = (math.log(float(about) * x) / math.log(GRID_RATIO) for x in SEARCHED)
+        low, high = (math.log(float(about) * x) / math.log(GRID_RATIO) for x in thresholds.SEARCHED)
         return math.floor(low), math.ceil(high)
 
 
@@ -116,7 +116,7 @@ class Search:
     test_accuracy: np.ndarray
 
 
-def _search(job: tuple[Setting, float, np.random.Generator]) -> Search:
+def _search(job: tuple[Setting, float, np.random.Generator, np.ndarray]) -> Search:
     """`Search`, all nan where a flow is not accurate."""
     try:
         return _bisection(*job)
@@ -124,8 +124,11 @@ def _search(job: tuple[Setting, float, np.random.Generator]) -> Search:
         return Search(*np.full((3, 2), math.nan))
 
 
-def _bisection(setting: Setting, t_max: float, rng: np.random.Generator) -> Search:
-    """Bisection on the grid of c for each class; every c is one gradient flow from zero to t_max."""
+def _bisection(setting: Setting, t_max: float, rng: np.random.Generator, near: np.ndarray) -> Search:
+    """Bisection on the grid of c for each class, from c = `near`, (2,); every c is one gradient flow from 0 to t_max.
+
+    Where `near` is nan the search starts in the middle of the grid. It only saves flows.
+    """
     training = setting.draw(rng)
 
     def rho(index: int) -> float:
@@ -140,7 +143,11 @@ def _bisection(setting: Setting, t_max: float, rng: np.random.Generator) -> Sear
         attention = reduced.outputs(training, at(index), rho(index)).attention[0]
         return bool(_on_clean(training, attention)[k] > 0.5)
 
-    ends = [bisect(partial(kept, k=k), *setting.grid(k)) for k in (0, 1)]
+    def start(k: int) -> int:
+        first, last = setting.grid(k)
+        return (first + last) // 2 if math.isnan(near[k]) else round(math.log(near[k]) / math.log(GRID_RATIO))
+
+    ends = [bisect(partial(kept, k=k), *setting.grid(k), start(k)) for k in (0, 1)]
     low, high = np.array([(math.nan, math.nan) if e is None else e for e in ends], dtype=float).T
     accuracy = np.full(2, math.nan)
     if None not in ends:
@@ -149,12 +156,24 @@ def _bisection(setting: Setting, t_max: float, rng: np.random.Generator) -> Sear
     return Search(GRID_RATIO**low, GRID_RATIO**high, accuracy)
 
 
-def bisect(holds: Callable[[int], bool], low: int, high: int) -> tuple[int, int] | None:
+def bisect(holds: Callable[[int], bool], low: int, high: int, start: int) -> tuple[int, int] | None:
     """Neighbours between which `holds` turns true; None unless it is false at `low` and true at `high`.
 
-    An end is only looked at when the search arrives there.
+    The search leaves `start` in strides that double until it has passed the turn. An end is only looked at when it
+    arrives there.
     """
     first, last = low, high
+    start, stride = min(max(start, low + 1), high - 1), 1
+    if holds(start):
+        high = start
+        while high - stride > low and holds(high - stride):
+            high, stride = high - stride, 2 * stride
+        low = max(low, high - stride)
+    else:
+        low = start
+        while low + stride < high and not holds(low + stride):
+            low, stride = low + stride, 2 * stride
+        high = min(high, low + stride)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -163,9 +182,13 @@ def bisect(holds: Callable[[int], bool], low: int, high: int) -> tuple[int, int]
     return low, high
 
 
-def _searches(params: Params, settings: list[tuple[float, Setting]]) -> list[list[Search]]:
-    """For each setting, named by the label noise asked for, the searches of all seeds."""
-    jobs = [(s, params.t_max, _generator(params, run, eta, s)) for eta, s in settings for run in range(params.n_seeds)]
+def _searches(params: Params, settings: list[tuple[float, Setting]], near: np.ndarray) -> list[list[Search]]:
+    """For each setting, named by the label noise asked for, all seeds' searches, from c = `near`, (settings, 2)."""
+    jobs = [
+        (s, params.t_max, _generator(params, run, eta, s), start)
+        for (eta, s), start in zip(settings, near, strict=True)
+        for run in range(params.n_seeds)
+    ]
     found = iter(map_processes(_search, jobs, batch=1))
     return [[next(found) for _ in range(params.n_seeds)] for _ in settings]
 
@@ -266,31 +289,28 @@ def over_seeds(found: list[Search], k=slice(None)) -> Bracket:
 
 
 def _searched(params: Params, settings: list[tuple[float, Setting]]) -> Measured:
-    searches = _searches(params, settings)
+    limit = _limit(params, [s for _, s in settings])
+    searches = _searches(params, settings, limit.late)
     gap, logit = (Bracket.stack(x) for x in zip(*(_initial(params, eta, s) for eta, s in settings), strict=True))
     return Measured(
         np.array([eta for eta, _ in settings]),
         gap,
         logit,
         Bracket.stack([over_seeds(found) for found in searches]),
-        _limit(params, [s for _, s in settings]),
+        Limit(*(getattr(limit, f.name).max(axis=1) for f in fields(Limit))),
         searches,
     )
 
 
 def _limit(params: Params, settings: list[Setting]) -> Limit:
+    """By class, (settings, 2)."""
     eta, pi = np.array([s.label_noise for s in settings]), np.array([s.class_fraction for s in settings])
     n_tokens, time = settings[0].n_tokens, min(params.t_max * settings[0].dim / settings[0].n_train, SETTLED)
     try:
         late = thresholds.late_threshold(eta, n_tokens, pi, time, tolerance=TOLERANCE).middle
     except flow.FlowError:
         late = np.full(eta.shape, math.nan)
-    by_class = (
-        thresholds.initial_gap_threshold(eta, n_tokens, pi),
-        thresholds.initial_logit_threshold(eta, pi),
-        late,
-    )
-    return Limit(*(x.max(axis=1) for x in by_class))
+    return Limit(thresholds.initial_gap_threshold(eta, n_tokens, pi), thresholds.initial_logit_threshold(eta, pi), late)
 
 
 def balanced(params: Params) -> Measured:
@@ -329,21 +349,16 @@ class Curves:
     uneven: np.ndarray
 
 
-def _curves(n_tokens: int) -> Curves:
-    eta = CURVE_LABEL_NOISE
-    asymmetries = (thresholds.ASYMMETRY, STRONG) if n_tokens > 2 else (0.0,)
-    late = [
-        thresholds.late_threshold(eta, n_tokens, t_max=SETTLED, asymmetry=a, tolerance=TOLERANCE).middle
-        for a in asymmetries
-    ]
+def _curves(n_tokens: int, n_points: int) -> Curves:
+    eta = np.linspace(0.0, CURVES_END, n_points)
+    asymmetry = np.array([thresholds.ASYMMETRY, STRONG] if n_tokens > 2 else [0.0])[:, None]
+    late = thresholds.late_threshold(eta, n_tokens, t_max=SETTLED, asymmetry=asymmetry, tolerance=TOLERANCE).middle
     initial = thresholds.initial_gap_threshold(eta, n_tokens), thresholds.initial_logit_threshold(eta)
     return Curves(eta, *initial, late[0], late[-1])
 
 
 def _over_time(n_tokens: int) -> np.ndarray:
-    return np.stack(
-        [thresholds.late_threshold(LABEL_NOISE, n_tokens, t_max=t, tolerance=TOLERANCE).middle for t in TIMES], axis=-1
-    )
+    return thresholds.late_threshold(np.array(LABEL_NOISE)[:, None], n_tokens, t_max=TIMES, tolerance=TOLERANCE).middle
 
 
 @dataclass(frozen=True)
@@ -362,14 +377,12 @@ def finite_size(params: Params) -> FiniteSize:
     n, eta = min(params.n_train, FINITE_SIZE_SAMPLES), FINITE_SIZE_NOISE
     late, limit = {}, {}
     for T in (2, tokens_of(params)[-1]):
-        found = _searches(params, [(eta, Setting.of(n, max(round(r * n), 3), T, eta)) for r in D_OVER_N])
-        late[T] = Bracket.stack([over_seeds(x) for x in found])
-        asymmetries = np.sqrt((T - 1) / D_OVER_N) if T > 2 else np.zeros(1)
-        limits = [
-            thresholds.late_threshold(eta, T, t_max=SETTLED, asymmetry=a, tolerance=TOLERANCE).middle
-            for a in asymmetries
-        ]
-        limit[T] = np.broadcast_to(limits, D_OVER_N.shape)
+        asymmetry = np.sqrt((T - 1) / D_OVER_N) if T > 2 else np.zeros(D_OVER_N.shape)
+        found = thresholds.late_threshold(eta, T, t_max=SETTLED, asymmetry=asymmetry, tolerance=TOLERANCE)
+        limit[T] = found.middle
+        settings = [(eta, Setting.of(n, max(round(r * n), 3), T, eta)) for r in D_OVER_N]
+        searches = _searches(params, settings, np.stack([limit[T], limit[T]], axis=1))
+        late[T] = Bracket.stack([over_seeds(x) for x in searches])
     return FiniteSize(late, limit)
 
 
@@ -389,6 +402,12 @@ class Thresholds:
     metrics: dict[str, Metric]
 
 
+def unbalanced(params: Params) -> Measured:
+    """T = 2, UNBALANCED_NOISE, with CLASS_FRACTION of the samples in the first class."""
+    eta = UNBALANCED_NOISE
+    return _searched(params, [(eta, Setting.of(params.n_train, params.dim, 2, eta, CLASS_FRACTION))])
+
+
 def tokens_of(params: Params) -> list[int]:
     """The T whose thresholds are compared."""
     return [T for T in N_TOKENS if T <= params.tokens_grid[-1]]
@@ -402,13 +421,12 @@ def explore_thresholds(params: Params) -> Thresholds:
         n = min(params.n_train, MAX_ROWS // (T - 1))
         dim = max(round(params.dim * n / params.n_train), 3)
         measured[T] = _searched(params, [(eta, Setting.of(n, dim, T, eta)) for eta in LABEL_NOISE])
-    eta = UNBALANCED_NOISE
-    unbalanced = _searched(params, [(eta, Setting.of(params.n_train, params.dim, 2, eta, CLASS_FRACTION))])
-    curves = dict(zip(tokens, map_processes(_curves, tokens), strict=True))
+    unequal = unbalanced(params)
+    curves = dict(zip(tokens, map_processes(partial(_curves, n_points=params.map_points), tokens), strict=True))
     few_and_many = tokens[0], tokens[-1]
     over_time = dict(zip(few_and_many, map_processes(_over_time, few_and_many), strict=True))
-    metrics = _claim_metrics(measured, unbalanced)
-    return Thresholds(measured, curves, over_time, unbalanced, finite_size(params), metrics)
+    metrics = _claim_metrics(measured, unequal)
+    return Thresholds(measured, curves, over_time, unequal, finite_size(params), metrics)
 
 
 def _claim_metrics(measured: dict[int, Measured], unbalanced: Measured) -> dict[str, Metric]:

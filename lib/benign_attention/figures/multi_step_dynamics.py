@@ -28,6 +28,7 @@ from benign_attention.experiments.multi_step_dynamics import (
 from benign_attention.figures.style import PALETTE, band
 
 UNIT = (0.0, 1.0)
+LEAST_LOSS = 1e-2  # lower end of the axis of test losses, so that slow growth shows
 
 
 def _colors(count: int) -> list:
@@ -55,7 +56,7 @@ def accuracy(found: Trajectories) -> Figure:
     band(axes[0], found.times, found.flow.train_accuracy.min(axis=-1), "train, lowest", PALETTE["noisy"], UNIT, ls=":")
     axes[0].set(ylabel="accuracy", ylim=(0.48, 1.02))
     axes[0].legend(title="c / threshold (c)", fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes[1].set(ylabel="test loss", yscale="log")
+    axes[1].set(ylabel="test loss", yscale="log", ylim=(LEAST_LOSS, None))
     axes[2].set(ylabel="train loss", yscale="log", xscale="log", xlabel="time t = step size × steps")
     return figure
 
