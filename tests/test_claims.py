@@ -61,3 +61,12 @@ def test_a_misspelt_key_is_an_error():
         claim(refutted={"above": 1})
     with pytest.raises(ValidationError):
         claim(supported={"bellow": 1})
+
+
+@pytest.mark.parametrize(
+    ("supported", "refuted"),
+    [({"below": 0.1}, {"above": 0.05}), ({"below": 0.1}, {"above": 2, "below": 1}), ({}, {"above": 1})],
+)
+def test_a_claim_that_could_not_come_out_either_way_is_an_error(supported, refuted):
+    with pytest.raises(ValidationError, match="two regions that do not overlap"):
+        claim(supported=supported, refuted=refuted)

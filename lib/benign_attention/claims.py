@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from benign_attention import paths
 from benign_attention.records import Metric
@@ -33,6 +33,11 @@ class Region(BaseModel):
     def contains(self, metric: Metric) -> bool:
         return self.above < metric.low and metric.high < self.below
 
+    def is_apart_from(self, other: Region) -> bool:
+        """Both hold some number, and no number lies in both."""
+        regions_exist = self.above < self.below and other.above < other.below
+        return regions_exist and (self.below <= other.above or other.below <= self.above)
+
 
 class Condition(BaseModel):
     """A metric, and where its whole interval must lie."""
@@ -42,6 +47,12 @@ class Condition(BaseModel):
     supported: Region
     refuted: Region
     where: str = ""
+
+    @model_validator(mode="after")
+    def _could_come_out_either_way(self):
+        if not self.supported.is_apart_from(self.refuted):
+            raise ValueError(f"{self.metric}: supported and refuted must be two regions that do not overlap")
+        return self
 
     def verdict(self, metrics: dict[str, Metric]) -> Outcome:
         metric = metrics.get(self.metric)
@@ -77,6 +88,7 @@ class Claim(Condition):
     chapter: str
     also: list[Condition] = []
     controls: list[Control] = []
+    command: str = Field("", description="what runs it, where the reader scale cannot")
     expected: dict[str, str] = Field({}, alias="verdict", description="committed verdict, by scale")
 
 
@@ -96,9 +108,12 @@ def load_claims(chapter: str | None = None, path: Path = paths.CLAIMS) -> list[C
     return [claim for claim in claims if chapter in (None, claim.chapter)]
 
 
-def judge(claim: Claim, metrics: dict[str, Metric]) -> Verdict:
+def judge(claim: Claim, metrics: dict[str, Metric], scale: str = "") -> Verdict:
     """Supported if the whole interval lies in the supported region, refuted if it lies in the
-    refuted one, else inconclusive; supported in part when it holds here and not elsewhere."""
+    refuted one, else inconclusive; supported in part when it holds here and not elsewhere.
+
+    Smoke scale runs every line and measures nothing well: whatever it finds is inconclusive.
+    """
     outcome = claim.verdict(metrics)
     details = [f"{claim.metric} = {metrics.get(claim.metric, 'not measured')}"]
     for condition in claim.also:
@@ -107,4 +122,9 @@ def judge(claim: Claim, metrics: dict[str, Metric]) -> Verdict:
         details.append(f"{condition.where}: {there}, {number}")
         if outcome == "supported" and there != "supported":
             outcome = "supported in part"
+    if outcome == "not run" and claim.command:
+        details.append(f"to run it: {claim.command}")
+    if scale == "smoke" and outcome != "not run":
+        outcome = "inconclusive"
+        details.append("smoke scale is too small to decide anything")
     return Verdict(claim, outcome, tuple(details))

@@ -1,4 +1,4 @@
-"""The command line: `benign-attention chapters | run | prepare`."""
+"""The command line: `benign-attention chapters | run | claims | prepare`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,32 @@ def run(chapter: str, pairs: tuple, file: Path | None, scale: str, device: str |
 
 
 @cli.command()
+@click.option("--scale", default="reader", show_default=True, metavar="reader|paper", help="Which records to judge.")
+@click.option(
+    "--records", type=click.Path(path_type=Path), metavar="DIR", help="Folder of SCALE/CHAPTER.json (book/records)."
+)
+def claims(scale: str, records: Path | None) -> None:
+    """Print every claim with its verdict; exit 1 if a verdict is not the committed one, or a record is missing."""
+    from benign_attention import ledger, paths
+    from benign_attention.records import SCALE_NAMES
+
+    compared = [name for name in SCALE_NAMES if name != "smoke"]
+    if scale not in compared:
+        raise click.BadParameter(f"must be one of {', '.join(compared)}, got {scale!r}", param_hint="--scale")
+    if records is not None and not records.is_dir():
+        raise click.BadParameter(f"must be a folder, got {str(records)!r}", param_hint="--records")
+    found = ledger.entries(scale, records or paths.RECORDS)
+    for entry in found:
+        firmness = {True: "firm", False: "alone", None: ""}[entry.firm]
+        click.echo(f"{entry.claim.id:<10} {entry.verdict.outcome:<18} {firmness:<6} {entry.verdict.details[0]}")
+    wrong = ledger.problems(found, scale)
+    for line in wrong:
+        click.echo(line, err=True)
+    if wrong:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
 @click.argument("scale")
 def prepare(scale: str) -> None:
     """Lay out the book's sources at SCALE in _build/src-SCALE, for jupyter-book to build."""
@@ -83,8 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        cli.main(arguments, prog_name="benign-attention", standalone_mode=False)
-        return 0
+        return cli.main(arguments, prog_name="benign-attention", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
         return _complain(error.format_message(), 2)
     except click.ClickException as error:

@@ -39,8 +39,8 @@ class VerdictBox:
 
     def conclude(self, params: ChapterParams, metrics: dict[str, Metric]) -> Record:
         """Judge the chapter's claims, fill the box, show the record and write it where asked."""
-        verdicts = [judge(claim, metrics) for claim in load_claims(self.chapter)]
         record = make_record(self.chapter, params, metrics)
+        verdicts = [judge(claim, metrics, record.scale) for claim in load_claims(self.chapter)]
         self._handle.update(self._bundle(verdicts), raw=True)
         display({MIME: record.as_json(), "text/html": _provenance_html(record), "text/plain": repr(record)}, raw=True)
         return record
