@@ -20,6 +20,7 @@ def claim(**changes):
         "says": "The error is small.",
         "why": "theory",
         "chapter": "two_step_gd",
+        "figure": "fig-trajectory",
         "metric": "error",
         "supported": {"below": 0.1},
         "refuted": {"above": 0.2},

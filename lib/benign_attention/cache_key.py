@@ -30,6 +30,14 @@ def cache_key(scale: str, root: Path = paths.ROOT) -> str:
     return f"{scale}-{digest.hexdigest()[:16]}"
 
 
+def library_key(root: Path = paths.ROOT) -> str:
+    """A name for the code in `lib/` alone; comments, docstrings and layout do not enter."""
+    digest = hashlib.sha256()
+    for file in sorted((root / "lib").rglob("*.py")):
+        digest.update(f"\0{file.relative_to(root).as_posix()}\0{_content(file)}".encode())
+    return digest.hexdigest()[:12]
+
+
 def prune(caches: Path, keep: Path) -> None:
     """Touch the cache `keep`, and delete all but the `N_KEPT` latest used beside it."""
     keep.touch()

@@ -86,6 +86,7 @@ class Claim(Condition):
     says: str
     why: str = Field(description="the reason from theory for the regions")
     chapter: str
+    figure: str = Field(description="name of the chapter's figure that shows it")
     also: list[Condition] = []
     controls: list[Control] = []
     command: str = Field("", description="what runs it, where the reader scale cannot")

@@ -7,6 +7,7 @@ from html import escape
 from IPython.display import DisplayHandle, display
 
 from benign_attention.claims import Verdict, judge, load_claims
+from benign_attention.ledger_page import AUTHORS
 from benign_attention.parameters import ChapterParams
 from benign_attention.records import MIME, Metric, Record, make_record
 
@@ -24,9 +25,6 @@ def tex(number: float) -> str:
     mantissa = f"{float(mantissa):g}"
     power = f"10^{{{int(exponent)}}}"
     return power if mantissa == "1" else f"{mantissa}\\cdot{power}"
-
-
-_AUTHORS = {"magen2025": "Magen et al. 2025", "sakamoto2025": "Sakamoto and Sato 2025", "this book": "This book"}
 
 
 class VerdictBox:
@@ -58,7 +56,7 @@ class VerdictBox:
         rows = "".join(
             f'<tr class="verdict-{v.outcome.replace(" ", "-")}"><td>{escape(v.claim.id)}</td>'
             f"<td>{escape(v.claim.says)}"
-            f'<div class="verdict-source">{escape(_AUTHORS[v.claim.paper])}: {escape(v.claim.place)}</div>'
+            f'<div class="verdict-source">{escape(AUTHORS[v.claim.paper])}: {escape(v.claim.place)}</div>'
             f"{details(v)}</td>"
             f'<td class="verdict-outcome">{v.outcome}</td></tr>'
             for v in verdicts
@@ -81,7 +79,7 @@ def _provenance_html(record: Record) -> str:
     return (
         f'<div class="record"><p>Scale <b>{record.scale}</b>; {escape(parameters)}. Made {p["made"]} '
         f"in {p['seconds']} s, {p['peak_memory_mb']} MB, on {escape(p['machine'])} with Python {p['python']}, "
-        f"{escape(versions)}.</p>"
+        f"{escape(versions)}; commit {p['commit']}, library {p['library']}.</p>"
         "<details><summary>All metrics</summary><table><thead><tr><th>Metric</th><th>Value [low, high]</th>"
         f"<th>Seeds</th><th>Interval</th></tr></thead><tbody>{rows}</tbody></table></details></div>"
     )

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ import yaml
 from scipy import stats
 
 from benign_attention import paths
+from benign_attention.cache_key import library_key
 from benign_attention.parameters import ChapterParams, ParameterError
 
 MIME = "application/vnd.benign-attention.record+json"
@@ -122,9 +124,11 @@ def scale_of(chapter: str, params: ChapterParams) -> str:
 
 
 def provenance() -> dict:
-    """Where and when the numbers were made: versions, machine, seconds, memory."""
+    """Where and when the numbers were made: commit, hash of the library's code, versions, machine, seconds, memory."""
     packages = ("benign-attention", "numpy", "scipy", "torch")
     return {
+        "commit": _commit(),
+        "library": library_key(),
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.perf_counter() - _STARTED, 1),
         "peak_memory_mb": round(
@@ -134,6 +138,15 @@ def provenance() -> dict:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in packages},
     }
+
+
+def _commit() -> str:
+    """The commit that is checked out, short; `unknown` outside a git checkout."""
+    asked = ["git", "-C", str(paths.ROOT), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def write_json(path: Path, data: dict, parameter: str = "path") -> None:
