@@ -139,7 +139,7 @@ def _status_row(chapter: str, record: Record | None) -> str:
         p["seconds"],
         p["peak_memory_mb"],
         p["made"].replace("T", " ").rstrip("Z"),
-        p["commit"],
-        p["library"],
+        p.get("commit", "unknown"),
+        p.get("library", "unknown"),
     )
     return f"<tr>{name}{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
