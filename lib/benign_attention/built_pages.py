@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import nbformat
 import yaml
 
-from benign_attention import ledger_page, paths
+from benign_attention import chapters, ledger_page, paths
 from benign_attention.claims import load_claims
 from benign_attention.experiments import CHAPTERS
 from benign_attention.ledger import from_records
-from benign_attention.records import MIME, Metric, Record
+from benign_attention.records import Metric, Record
 
 NUMBER = re.compile(r"\{(\w+):([^{}\s]+)\}")  # {chapter:metric}
 EMPHASIS = re.compile(r"\*([^*]+)\*")
@@ -45,12 +46,9 @@ class Build:
 
 
 def record_in(notebook: dict | None) -> Record | None:
-    """The record that the last cell of an executed notebook shows, if there is one."""
-    for cell in reversed(notebook["cells"] if notebook else []):
-        for output in cell.get("outputs", []):
-            if data := output.get("data", {}).get(MIME):
-                return Record(**{**data, "metrics": {name: Metric(**m) for name, m in data["metrics"].items()}})
-    return None
+    """The record that an executed notebook shows, if there is one."""
+    data = chapters.record_in(nbformat.from_dict(notebook)) if notebook else None
+    return Record(**{**data, "metrics": {name: Metric(**m) for name, m in data["metrics"].items()}}) if data else None
 
 
 def figure_in(notebook: dict | None, name: str) -> tuple[bytes, str] | None:

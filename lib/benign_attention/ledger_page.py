@@ -72,11 +72,10 @@ def _card(entry: Entry, link: Link, scale: str) -> str:
         f'<span class="verdict-outcome">{entry.verdict.outcome}</span>{_firmness(entry)}{changed}</header>'
         f'<p class="says">{escape(claim.says)}</p>'
         f'<p class="source">{escape(AUTHORS[claim.paper])}: {escape(claim.place)}</p>'
-        f"{''.join(places)}"
-        f"{_command(entry)}"
+        f"{_published(entry)}{''.join(places)}{_command(entry)}"
         f'<p class="where">{escape(where)}; <a href="{escape(link(claim.figure))}">chapter {claim.chapter}</a></p>'
         f'<details class="why"><summary>why these regions{_and_controls(entry)}</summary>{escape(claim.why)}'
-        f"{_controls(entry)}</details></article>"
+        f"{_controls(entry)}{_tested(entry)}</details></article>"
     )
 
 
@@ -105,6 +104,17 @@ def _and_controls(entry: Entry) -> str:
 def _controls(entry: Entry) -> str:
     changes = ["; ".join(f"{k} = {v}" for k, v in control.change.items()) for control in entry.claim.controls]
     return f"<p>Must fail at: {escape(' | '.join(changes))}.</p>" if changes else ""
+
+
+def _published(entry: Entry) -> str:
+    return f"<p>Published: {escape(entry.claim.published)}</p>" if entry.claim.published else ""
+
+
+def _tested(entry: Entry) -> str:
+    if entry.record is None:
+        return ""
+    values = ", ".join(f"{name} = {value}" for name, value in entry.record.parameters.items())
+    return f"<p>Tested at: {escape(values)}.</p>"
 
 
 def _command(entry: Entry) -> str:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from benign_attention import paths
+from benign_attention.built_pages import load_findings
 from benign_attention.chapters import record_in
 from benign_attention.claims import judge, load_claims
 from benign_attention.experiments import CHAPTERS
@@ -119,6 +120,44 @@ def test_committed_verdicts_are_those_of_the_book(reader):
         metrics = metrics_of(reader, chapter)
         found = {claim.id: judge(claim, metrics).outcome for claim in load_claims(chapter)}
         assert found == {claim.id: claim.expected["reader"] for claim in load_claims(chapter)}
+
+
+def test_the_ledger_judges_the_records_of_its_own_build(reader, smoke):
+    claims = {claim.id: claim for claim in load_claims()}
+    for build in (reader, smoke):
+        cards = checks.soup(build / "html/book/ledger.html").select(".claim")
+        assert [card["id"].removeprefix("claim-") for card in cards] == list(claims)
+        for card in cards:
+            expected = claims[card["id"].removeprefix("claim-")].expected["reader"]
+            decides_nothing = build == smoke and expected != "not run"
+            assert card["data-verdict"] == ("inconclusive" if decides_nothing else expected), card["id"]
+
+
+def test_links_of_ledger_and_findings_lead_to_figures(reader):
+    for name in ("ledger", "findings"):
+        links = {link["href"] for link in checks.soup(reader / f"html/book/{name}.html").select("article a[href]")}
+        assert links
+        for address, anchor in (link.split("#") for link in links):
+            assert checks.soup(reader / "html/book" / address).find(id=anchor), (address, anchor)
+
+
+def test_findings_show_a_figure_and_numbers(reader):
+    page = reader / "html/book/findings.html"
+    articles = checks.soup(page).select("article.finding")
+    assert len(articles) == len(load_findings())
+    for article in articles:
+        assert (page.parent / article.img["src"]).is_file() and article.img["alt"] and article.b
+
+
+def test_the_ledger_is_filtered_without_a_server(reader, browser):
+    browser.get((reader / "html/book/ledger.html").as_uri())
+    shown = (
+        "return [...document.querySelectorAll('.claim')].filter((c) => c.offsetParent).map((c) => c.dataset.verdict)"
+    )
+    everything = browser.execute_script(shown)
+    assert len(everything) == len(load_claims())
+    browser.find_element("css selector", ".filters select[name=verdict]").send_keys("refuted")
+    assert browser.execute_script(shown) == [verdict for verdict in everything if verdict == "refuted"]
 
 
 def test_a_second_build_executes_nothing_and_is_quick(reader):
