@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from docutils import nodes
+from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
-from benign_attention import built_pages
+from benign_attention import built_pages, theorem_map
 
 PAGES = {"ledger": built_pages.ledger, "findings": built_pages.findings, "status": built_pages.status}
 
@@ -28,6 +29,15 @@ class BuiltPage(SphinxDirective):
         pages = getattr(self.env, "built_pages", None) or {}
         self.env.built_pages = {**pages, self.env.docname: self.name}
         return [Placeholder(page=self.name)]
+
+
+class TheoremMap(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        self.env.note_reread()
+        container = nodes.container(classes=["theorem-map"])
+        lines = StringList(theorem_map.markdown_lines(), source=self.env.docname)
+        self.state.nested_parse(lines, 0, container, match_titles=1)
+        return container.children
 
 
 def always_write(app: Sphinx, env: BuildEnvironment) -> list[str]:
@@ -58,6 +68,7 @@ def setup(app: Sphinx) -> dict:
     app.add_node(Placeholder)
     for name in PAGES:
         app.add_directive(name, BuiltPage)
+    app.add_directive("theorem-map", TheoremMap)
     app.connect("env-updated", always_write)
     app.connect("doctree-resolved", fill)
     return {"parallel_read_safe": False, "parallel_write_safe": False}

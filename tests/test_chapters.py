@@ -9,6 +9,7 @@ from tiny_book import chapter_notebook
 
 from benign_attention import chapters, paths
 from benign_attention.parameters import ParameterError
+from benign_attention.realdata.catalogue import SourceError
 from benign_attention.records import read_record
 
 
@@ -166,6 +167,14 @@ def test_a_parameter_refused_by_a_cell_is_one_line_and_leaves_nothing(book, tmp_
     refusal = "from benign_attention.parameters import ParameterError\nraise ParameterError('dim must be odd, got 4')"
     edit_cell(book, 4, refusal)
     with pytest.raises(ParameterError, match=r"^dim must be odd, got 4$"):
+        chapters.run("tiny", chapters.parameters("tiny"), tmp_path / "out")
+    assert result_files(tmp_path / "out") == []
+
+
+def test_a_data_set_that_cannot_be_had_is_one_line_and_leaves_nothing(book, tmp_path):
+    refusal = "from benign_attention.realdata.sources import SourceError\nraise SourceError('trec cannot be had: why')"
+    edit_cell(book, 4, refusal)
+    with pytest.raises(SourceError, match=r"^trec cannot be had: why$"):
         chapters.run("tiny", chapters.parameters("tiny"), tmp_path / "out")
     assert result_files(tmp_path / "out") == []
 

@@ -6,6 +6,7 @@ import pytest
 
 from benign_attention import chapters, cli, paths
 from benign_attention.experiments import CHAPTERS
+from benign_attention.realdata.catalogue import SourceError
 
 
 def call(capsys, *arguments):
@@ -124,3 +125,13 @@ class Params(ChapterParams):
 def measure(params):
     raise ValueError("no luck")
 '''
+
+
+def test_a_data_set_that_cannot_be_had_is_one_line(capsys, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise SourceError("cifar10 cannot be had: there is no connection to the hub; mnist5k can be used instead")
+
+    monkeypatch.setattr(chapters, "run", refuse)
+    status, out, err = call(capsys, "run", CHAPTERS[0], "--out", str(tmp_path / "out"))
+    assert (status, out) == (1, "")
+    assert err == "Error: cifar10 cannot be had: there is no connection to the hub; mnist5k can be used instead\n"

@@ -79,6 +79,22 @@ def test_a_draw_has_the_law_of_drawn_tokens(n_rows, dof):
         assert stats.ks_2samp(ours, reference).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("dof", [10, 10**6])
+def test_inner_products_over_a_length_are_standard_normal_and_below_the_union_bound(dof):
+    """3000 draws: Kolmogorov-Smirnov at 1e-3, and violations of a bound that holds with probability 0.9 or more.
+
+    More than 0.127 of them would be 5 standard errors above 0.1: false alarm 1e-3 for each dof.
+    """
+    m, delta, rng = 6, 0.1, np.random.default_rng(dof)
+    g = np.array([noise_gram(m, dof, rng) for _ in range(3000)])
+    lengths = np.sqrt(np.diagonal(g, axis1=1, axis2=2))
+    first, second = np.triu_indices(m, 1)
+    ratios = g[:, first, second] / lengths[:, second]
+    assert stats.kstest(ratios[:, 0], "norm").pvalue > 1e-3
+    bound = np.sqrt(2 * np.log(m * (m - 1) / (2 * delta)))
+    assert (np.abs(ratios) > bound).any(axis=1).mean() < 0.127
+
+
 def test_one_degree_of_freedom_is_a_product_of_numbers():
     gram = noise_gram(4, 1, np.random.default_rng(0))
     np.testing.assert_allclose(gram**2, np.outer(np.diag(gram), np.diag(gram)))

@@ -18,6 +18,10 @@ def network(mlp_width: int = 20, seed: int = 0) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(a + 0.3 * rng.normal(size=a.shape), requires_grad=True) for name, a in arrays.items()}
 
 
+def detached(seed: int = 0) -> dict[str, torch.Tensor]:
+    return {name: weight.detach() for name, weight in network(seed=seed).items()}
+
+
 def images(seed: int = 1) -> torch.Tensor:
     return torch.tensor(np.random.default_rng(seed).normal(size=(SAMPLES, PATCHES, PIXELS)))
 
@@ -72,21 +76,22 @@ def by_tokens(weights, patches):
 
 @pytest.mark.parametrize(("reference", "mlp_width"), [(by_encoder_layer, 20), (by_tokens, 0)])
 def test_outputs_and_all_gradients_equal_the_unfolded_network(reference, mlp_width):
-    weights, patches = network(mlp_width), images()
-    labels = torch.tensor([1.0, -1, 1, 1, -1, -1], dtype=torch.float64)
-    ours, theirs = one_layer.class_logits(weights, patches, HEADS), reference(weights, patches)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    gradients = [
-        torch.autograd.grad(torch.nn.functional.softplus(-labels * out).mean(), list(weights.values()))
-        for out in (ours, theirs)
-    ]
-    for name, ours_grad, theirs_grad in zip(weights, *gradients, strict=True):
-        torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-9, atol=1e-12, msg=name)
+    patches, labels = images(), torch.tensor([1.0, -1, 1, 1, -1, -1], dtype=torch.float64)
+    networks = [network(mlp_width, seed) for seed in (0, 5)]
+    signs = torch.stack([labels, -labels.flip(0)])
+    outputs, gradients = one_layer.loss_gradients(networks, patches, signs, HEADS)
+    for weights, y, ours, by_name in zip(networks, signs, outputs, gradients, strict=True):
+        theirs = reference(weights, patches)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
+        loss = torch.nn.functional.softplus(-y * theirs).mean()
+        assert set(by_name) == set(weights)
+        for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            torch.testing.assert_close(by_name[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_attention_sums_to_one_and_equals_that_of_multihead_attention():
     weights, patches = network(), images()
-    ours = one_layer.class_attention(weights, patches, HEADS)
+    ours = one_layer.class_attention([weights], patches, HEADS)[0]
     layer = torch.nn.MultiheadAttention(D, HEADS, batch_first=True, dtype=torch.float64)
     zero = torch.zeros(D, dtype=torch.float64)
     state = {
@@ -102,44 +107,54 @@ def test_attention_sums_to_one_and_equals_that_of_multihead_attention():
 
 
 def test_descent_by_gd_follows_the_hand_written_update():
-    """Ten steps of w -= step_size * gradient, with gradients of the unfolded network."""
-    patches, labels = images(), torch.tensor([1.0, 1, -1, 1, -1, -1], dtype=torch.float64)
-    ours, theirs = network(), network()
-    outputs = [out.clone() for _, out in one_layer.descend(ours, patches, labels, HEADS, 10, 0.05, "gd")]
+    """Ten steps of w -= step_size * gradient, with gradients of the unfolded network; another network beside it."""
+    patches, labels = images(), torch.tensor([[1.0, 1, -1, 1, -1, -1], [1, -1, 1, 1, 1, -1]], dtype=torch.float64)
+    networks, theirs = [detached(3), detached()], network()
+    outputs = [out.clone() for _, out in one_layer.descend(networks, patches, labels, HEADS, 10, 0.05, "gd")]
     for _ in range(10):
-        loss = torch.nn.functional.softplus(-labels * by_encoder_layer(theirs, patches)).mean()
+        loss = torch.nn.functional.softplus(-labels[1] * by_encoder_layer(theirs, patches)).mean()
         gradients = torch.autograd.grad(loss, list(theirs.values()))
         theirs = {
             k: (w - 0.05 * g).detach().requires_grad_() for (k, w), g in zip(theirs.items(), gradients, strict=True)
         }
     assert len(outputs) == 11
-    torch.testing.assert_close(outputs[-1], by_encoder_layer(theirs, patches).detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(outputs[-1][1], by_encoder_layer(theirs, patches).detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_every_yielded_step_carries_its_own_weights():
-    weights, patches = network(), images()
-    labels = torch.ones(SAMPLES, dtype=torch.float64)
+    networks, patches = [detached(), detached(2)], images()
+    labels = torch.ones(2, SAMPLES, dtype=torch.float64)
     steps = []
-    for step, outputs in one_layer.descend(weights, patches, labels, HEADS, 3, 0.1, "adam"):
+    for step, outputs in one_layer.descend(networks, patches, labels, HEADS, 3, 0.1, "adam"):
         steps.append(step)
-        torch.testing.assert_close(outputs, one_layer.class_logits(weights, patches, HEADS).detach())
+        torch.testing.assert_close(outputs, one_layer.class_logits(networks, patches, HEADS))
     assert steps == [0, 1, 2, 3]
 
 
+def test_adam_equals_that_of_pytorch_on_the_unfolded_network():
+    patches, labels = images(), torch.tensor([[1.0, 1, -1, 1, -1, -1]], dtype=torch.float64)
+    *_, (_, ours) = one_layer.descend([detached()], patches, labels, HEADS, 10, 0.01, "adam")
+    theirs = network()
+    adam = torch.optim.Adam(theirs.values(), lr=0.01)
+    for _ in range(10):
+        adam.zero_grad()
+        torch.nn.functional.softplus(-labels[0] * by_encoder_layer(theirs, patches)).mean().backward()
+        adam.step()
+    torch.testing.assert_close(ours[0], by_encoder_layer(theirs, patches).detach(), rtol=1e-7, atol=1e-9)
+
+
 def test_adam_fits_arbitrary_labels():
-    weights, patches = network(), images()
-    labels = torch.tensor([1.0, -1, -1, 1, -1, 1], dtype=torch.float64)
-    *_, (_, outputs) = one_layer.descend(weights, patches, labels, HEADS, 100, 0.01, "adam")
+    labels = torch.tensor([[1.0, -1, -1, 1, -1, 1]], dtype=torch.float64)
+    *_, (_, outputs) = one_layer.descend([detached()], images(), labels, HEADS, 100, 0.01, "adam")
     assert bool((labels * outputs > 0).all())
 
 
 def test_the_order_of_patches_matters_only_through_positions():
-    weights, patches = network(), images()
-    weights = {k: w.detach() for k, w in weights.items()}
+    weights, patches = detached(), images()
     shuffled = patches[:, torch.tensor([3, 1, 4, 0, 2])]
-    assert not torch.allclose(*(one_layer.class_logits(weights, x, HEADS) for x in (patches, shuffled)))
+    assert not torch.allclose(*(one_layer.class_logits([weights], x, HEADS) for x in (patches, shuffled)))
     weights["positions"][1:] = 0
-    torch.testing.assert_close(*(one_layer.class_logits(weights, x, HEADS) for x in (patches, shuffled)))
+    torch.testing.assert_close(*(one_layer.class_logits([weights], x, HEADS) for x in (patches, shuffled)))
 
 
 def test_heads_must_divide_the_dimension():

@@ -103,6 +103,22 @@ def test_two_steps_in_closed_form(c, b, label_noise, n_tokens):
         assert getattr(closed, name) == pytest.approx(float(getattr(state, name)), rel=1e-11, abs=1e-12)
 
 
+def test_clean_attention_exceeds_one_over_t_exactly_where_the_corollary_says():
+    """The inequality of cor-select, written out again; points closer to equality than rounding are left out."""
+    grid = np.meshgrid(np.geomspace(0.1, 10, 40), np.geomspace(0.01, 50, 40), [0.0, 0.05, 0.2, 0.4], indexing="ij")
+    c, b, eta = grid
+    for T in (2, 3, 8):
+        k, e = T - 1, 1 - 2 * eta
+        S, N = b * c**2 * e / (4 * T), b / (2 * T)
+        r = (1 + np.exp((S + k * N) / T)) / (1 + np.exp((k * N - S) / T))
+        left, right = (S - N) * (1 + c**2 * k / 2 * (1 - eta)), c**2 * k / 2 * eta * r * (S + N)
+        attention = theory.two_step_closed_form(theory.LimitPoint(c, b, eta, T)).clean_attention
+        decided = (np.abs(left - right) > 1e-9 * (np.abs(left) + right)) & (np.abs(attention - 1 / T) > 1e-14)
+        assert decided.mean() > 0.95
+        assert 0.05 < (left > right)[decided].mean() < 0.95
+        np.testing.assert_array_equal((attention > 1 / T)[decided], (left > right)[decided])
+
+
 def test_the_first_step_of_the_limit():
     """V = b c^2 e pi / (2T), noise values b / (2T), p = 0."""
     state = next(theory.limit_gradient_descent(theory.LimitPoint(2.0, 5.0, 0.1, 3, 0.25), 1))

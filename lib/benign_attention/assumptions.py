@@ -41,12 +41,12 @@ def signal_strength(n_train: int, dim: int, signal_norm: float) -> float:
 
 
 def no_flip_probability(n_train: int, label_noise: float) -> float:
-    """Probability that none of `n_train` labels is flipped."""
+    """Probability that none of `n_train` labels is flipped (eq-no-flip)."""
     return (1.0 - label_noise) ** n_train
 
 
 def single_head(params: SingleHeadParams) -> list[Hypothesis]:
-    """The hypotheses of Magen et al. 2025, Theorem 3.3 (two steps of gradient descent)."""
+    """The hypotheses of Magen et al. 2025, Theorem 3.3 (two steps of gradient descent; thm-two-step)."""
     n, d, eta = params.n_train, params.dim, params.label_noise
     replies = "authors' replies"
     return [
@@ -81,7 +81,7 @@ def single_head(params: SingleHeadParams) -> list[Hypothesis]:
 
 
 def token_selection(params: TokenSelectionParams) -> list[Hypothesis]:
-    """The hypotheses of Sakamoto and Sato 2025: two regimes that exclude each other, and what both assume."""
+    """The hypotheses of Sakamoto and Sato 2025 (thm-ts): two regimes that exclude each other, and what both assume."""
     n, d, x = params.n_train, params.dim, signal_strength(params.n_train, params.dim, params.signal_norm)
     summary = "published summary"
     return [

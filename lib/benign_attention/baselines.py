@@ -299,7 +299,7 @@ def one_step_z(name: str, n_train: float, point: BaselineParams, fixed_position:
 
     z = e c^2 sqrt(D d / n) / (2 K h), with e = 1 - 2 eta, c^2 = n SNR^2 and (h, D) = (1, 1) on the mean token, (1, K)
     on concatenated tokens with a fixed signal position, (T, T) with a random one. On the mean token it is attention
-    after one step too. Derived in chapter baselines, "Linear classifiers".
+    after one step too. Derived in chapter baselines, "Linear classifiers" (prop-linear-baselines).
     """
     h, dimensions = _repeats(name, point, fixed_position)
     signal = (1 - 2 * point.label_noise) * n_train * point.snr**2 / (2 * point.n_noise * h)
@@ -310,7 +310,7 @@ def max_margin_z(name: str, n_train: float, point: BaselineParams, fixed_positio
     """z of the clean test error Phi(-z) of a max-margin linear classifier, orthogonal limit, balanced classes.
 
     S = e / (1 + 2 K h / c^2) and z = S sqrt(D d / n) / sqrt((1 - eta) (1 - S)^2 + eta (1 + S)^2), letters as in
-    `one_step_z`. Derived in chapter baselines, "Linear classifiers".
+    `one_step_z`. Derived in chapter baselines, "Linear classifiers" (prop-linear-baselines).
     """
     h, dimensions = _repeats(name, point, fixed_position)
     eta = point.label_noise

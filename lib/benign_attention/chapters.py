@@ -17,6 +17,7 @@ import yaml
 from benign_attention import paths
 from benign_attention.experiments import CHAPTERS, load
 from benign_attention.parameters import ChapterParams, ParameterError, allowed
+from benign_attention.realdata.catalogue import SourceError
 from benign_attention.records import MIME, require_writable, scale_values, write_json
 
 KERNEL = "python3"
@@ -171,6 +172,8 @@ def run(chapter: str, params: ChapterParams, out: Path) -> Path:
     ------
     ParameterError
         `out` cannot be written, or a cell refused a parameter.
+    SourceError
+        A data set that the chapter was asked for cannot be had.
     ChapterError
         A cell failed, or the kernel died.
     """
@@ -185,6 +188,8 @@ def run(chapter: str, params: ChapterParams, out: Path) -> Path:
         except _papermill_error() as error:
             if error.ename == "ParameterError":
                 raise ParameterError(error.evalue) from None
+            if error.ename == "SourceError":
+                raise SourceError(error.evalue) from None
             os.replace(draft, failed)
             raise ChapterError(
                 f"{chapter} failed at In [{error.exec_count}] with {error.ename}: {_one_line(error.evalue)} "

@@ -122,8 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(f"Error: {error}", 1)
     except RuntimeError as error:
         from benign_attention.chapters import ChapterError
+        from benign_attention.realdata.catalogue import SourceError
 
-        if not isinstance(error, ChapterError):
+        if not isinstance(error, ChapterError | SourceError):
             raise
         return _complain(f"Error: {error}", 1)
 

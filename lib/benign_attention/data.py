@@ -51,7 +51,7 @@ class SingleHeadParams(Parameters):
 
 
 def from_natural_units(c, b, n_train: int, dim: int):
-    """`(signal_norm, step_size)` of the point (c, b) at this size; arrays broadcast."""
+    """`(signal_norm, step_size)` of the point (c, b) at this size (eq-natural-units); arrays broadcast."""
     return np.asarray(c) * math.sqrt(dim / n_train), np.asarray(b) * n_train / dim
 
 
@@ -91,7 +91,7 @@ class SingleHeadData:
 def draw_single_head(
     n: int, dim: int, n_tokens: int, signal_norm: float, label_noise: float, rng: np.random.Generator
 ) -> SingleHeadData:
-    """Draw `n` samples as explicit tokens (Magen et al. 2025, Section 2).
+    """Draw `n` samples as explicit tokens (Magen et al. 2025, Section 2; def-single-head-data).
 
     One token is the signal, mu_1 for clean label +1 and mu_2 for -1, in a random position; the others are
     standard Gaussian in the orthogonal complement of both. mu_1, mu_2 lie along the first two axes.
@@ -159,7 +159,7 @@ class TokenSelectionData:
 
 
 def draw_token_selection(params: TokenSelectionParams, rng: np.random.Generator) -> TokenSelectionData:
-    """Draw `params.n_train` samples (Sakamoto and Sato 2025, Section 3).
+    """Draw `params.n_train` samples (Sakamoto and Sato 2025, Section 3; def-token-selection-data).
 
     With signal y and standard Gaussian noise on every token: relevant mu_y, weakly relevant rho_w mu_y,
     confusing rho_w mu_{-y}, and T - 3 tokens of noise alone. As in the authors' runs the classes are balanced

@@ -120,7 +120,10 @@ def _affine(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
 
 
 def class_attention(architecture: Architecture, weights: Weights, tokens: Tensor) -> Tensor:
-    """Attention of the class token: `normalised` tokens (n, T, d) to (n, T + 1); place 0 is the class token itself."""
+    """Attention of the class token: `normalised` tokens (n, T, d) to (n, T + 1); place 0 is the class token itself.
+
+    One vector for all tokens, W_K^T q / sqrt(d), gives the logits (prop-class-token).
+    """
     own = normalised(architecture, weights["class_token"])
     query = weights["query"] @ _norm(architecture, weights, "attention", weights["class_token"])
     key = query @ weights["key"] / len(query) ** 0.5

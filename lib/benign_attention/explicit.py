@@ -12,7 +12,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class SingleHeadAttention(nn.Module):
-    """f(X) = v^T X^T softmax(X p), with p and v trained from zero (Magen et al. 2025, eq. 3)."""
+    """f(X) = v^T X^T softmax(X p), with p and v trained from zero (eq-model; Magen et al. 2025, equation 3)."""
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"):
         super().__init__()
@@ -29,7 +29,7 @@ class SingleHeadAttention(nn.Module):
 
 
 class TokenSelectionAttention(nn.Module):
-    """f(X) = nu^T X^T softmax(X W p), with W and p trained and nu fixed (Sakamoto and Sato 2025, Section 3).
+    """f(X) = nu^T X^T softmax(X W p), W and p trained, nu fixed (eq-ts-model; Sakamoto and Sato 2025, Section 3).
 
     signals : (2, dim), mu_+ and mu_-; the head is nu = (mu_+ - mu_-) / |mu_+ - mu_-| / |mu_+|. initial_weights :
     (dim, dim), W_0, the transpose of the paper's; p starts at zero.

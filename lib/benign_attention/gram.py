@@ -9,8 +9,8 @@ def noise_rows(n_rows: int, dof: int, rng: np.random.Generator) -> np.ndarray:
     """Rows with the same joint inner products as `n_rows` standard Gaussian vectors of dimension `dof`.
 
     Returns shape (n_rows, min(n_rows, dof)). For dof >= n_rows this is the lower-triangular Bartlett factor
-    (Bartlett 1933): squared diagonal chi-squared with dof, dof - 1, ... degrees of freedom, standard normal
-    below; the cost does not depend on `dof`. Otherwise the vectors themselves are drawn.
+    (Bartlett 1933; thm-bartlett): squared diagonal chi-squared with dof, dof - 1, ... degrees of freedom, standard
+    normal below; the cost does not depend on `dof`. Otherwise the vectors themselves are drawn.
     """
     if dof < n_rows:
         return rng.standard_normal((n_rows, dof))
@@ -20,6 +20,9 @@ def noise_rows(n_rows: int, dof: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def noise_gram(n_rows: int, dof: int, rng: np.random.Generator) -> np.ndarray:
-    """Gram matrix of `n_rows` standard Gaussian vectors in `dof` dimensions: a Wishart draw, (n_rows, n_rows)."""
+    """Gram matrix of `n_rows` standard Gaussian vectors in `dof` dimensions: a Wishart draw, (n_rows, n_rows).
+
+    Its law is that of drawn vectors (thm-bartlett), with the moments and the bound of thm-gram.
+    """
     rows = noise_rows(n_rows, dof, rng)
     return rows @ rows.T

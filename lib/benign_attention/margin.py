@@ -190,7 +190,7 @@ class MaxMargin:
 
 
 def max_margin(problem: MarginProblem, radius: float, starts: Mapping[str, np.ndarray]) -> MaxMargin:
-    """The largest smallest margin over |v| <= 1, |p| <= radius, best of `starts` (name to p, (r,))."""
+    """The largest smallest margin over |v| <= 1, |p| <= radius (eq-max-margin), best of `starts` (name to p, (r,))."""
     if not starts:
         raise ParameterError("starts must not be empty")
     climbs = {name: climb(problem, radius, start) for name, start in starts.items()}

@@ -10,8 +10,8 @@ def limit_margin(c, class_fraction, label_noise, sees_signal):
 
     c : SNR sqrt(n); class_fraction (..., 2), label_noise (..., 2): share of class k among all samples, and of flipped
     labels in it; sees_signal (..., 2): true where the clean samples of class k see the signal. A class costs the
-    squared length 1/c^2 + pi_k eta_k or pi_k of the head; the margin is one over the length (Magen et al. 2025,
-    Section 4).
+    squared length 1/c^2 + pi_k eta_k or pi_k of the head; the margin is one over the length (prop-margins; the
+    problem of Magen et al. 2025, Section 4).
     """
     fraction, noise = np.asarray(class_fraction, float), np.asarray(label_noise, float)
     c = np.asarray(c, float)[..., None]
@@ -25,6 +25,9 @@ def best_limit_margin(c, class_fraction, label_noise):
 
 
 def switch(class_fraction, label_noise):
-    """c above which a class's clean samples see the signal in the best solution, 1 / sqrt(pi_k (1 - eta_k))."""
+    """c above which clean samples of class k see the signal in the best solution, 1 / sqrt(pi_k (1 - eta_k)).
+
+    Derived in chapter max_margin, "Margins of token selections" (prop-margins).
+    """
     with np.errstate(divide="ignore"):
         return 1 / np.sqrt(np.asarray(class_fraction, float) * (1 - np.asarray(label_noise, float)))

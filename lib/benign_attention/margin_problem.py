@@ -81,7 +81,10 @@ class Head:
 
 
 def best_head(problem: MarginProblem, p: np.ndarray) -> Head:
-    """phi(p), its head, and by the envelope theorem its gradient: that of sum_i lambda_i y_i f_i, lambda, v fixed."""
+    """phi(p) (eq-phi), its head, and by the envelope theorem its gradient.
+
+    That is the gradient of sum_i lambda_i y_i f_i with lambda and v fixed.
+    """
     tokens, labels = problem.tokens, problem.labels
     s = problem.attention(p)
     length, weights, v = shortest_combination(labels[:, None] * np.einsum("nt,ntr->nr", s, tokens))

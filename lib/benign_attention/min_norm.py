@@ -43,7 +43,7 @@ class MinNorm:
 
 
 def min_norm(problem: MarginProblem, starts: Mapping[str, np.ndarray], target: float = 1.0) -> MinNorm:
-    """The shortest (p, v) with all margins at least `target`, best of `starts` (name to p, (r,))."""
+    """The shortest (p, v) with all margins at least `target` (eq-min-norm), best of `starts` (name to p, (r,))."""
     if not starts:
         raise ParameterError("starts must not be empty")
     if not target > 0:

@@ -169,7 +169,10 @@ def prompt_model(
     v: tuple[np.ndarray, np.ndarray] | None = None,
     rates: tuple[float, float, float] = (1.0, 0.0, 1.0),
 ) -> Prompt:
-    """A `Prompt` from initial weights, each a pair (inside, outside); None is zero. The default trains p and v."""
+    """A `Prompt` from initial weights, each a pair (inside, outside); None is zero. The default trains p and v.
+
+    With A zero and u fixed, A u is p up to the clock (prop-w-is-p).
+    """
     u = np.atleast_1d(np.asarray(u, float))
     A = A or (np.zeros((training.rank, u.size)), np.zeros((0, u.size)))
     v = v or (np.zeros(training.rank), np.zeros(0))
@@ -180,8 +183,9 @@ def prompt_model(
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """f(X) = 1/T sum_s v^T X^T softmax(X W_K W_Q^T x_s). Weights: Q, K (r, h), v (r,); the same outside.
+    """f(X) = 1/T sum_s v^T X^T softmax(X W_K W_Q^T x_s) (eq-self-attention).
 
+    Weights: Q, K (r, h), v (r,); the same outside.
     The value matrix enters through v = W_V w_O with w_O fixed, |w_O| = 1: training W_V moves v as if it were trained
     itself (the setting of Jiang et al. 2024, with logits not divided by sqrt(h)).
     """

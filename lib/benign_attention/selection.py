@@ -161,7 +161,7 @@ def from_data(data: TokenSelectionData, initial_weights: np.ndarray, weak_ratio:
 
 
 def vectors(training: TrainingSet, state: State, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
-    """p, (d,), and W - W_0, (d, d), of a state trained on explicit tokens."""
+    """p, (d,), and W - W_0, (d, d), of a state trained on explicit tokens (prop-ts-reduction)."""
     return basis.right @ state.query, basis.left @ (state.weights - training.weights) @ basis.right.T
 
 

@@ -26,7 +26,7 @@ class TokenSelection:
 
 
 def token_selection_svm(tokens: np.ndarray, selected: np.ndarray) -> TokenSelection:
-    """The shortest p whose logits put the selected token of every sample ahead by one.
+    """The shortest p whose logits put the selected token of every sample ahead by one (eq-token-svm).
 
     min |p|^2 subject to (x_{i, selected_i} - x_{i, t}).p >= 1 for every sample i and token t other than selected_i
     (Tarzanagh et al. 2023, *Max-margin token selection in attention mechanism*). tokens : (n, T, r), T >= 2;

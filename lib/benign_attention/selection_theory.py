@@ -27,7 +27,7 @@ from benign_attention.selection import by_role
 
 
 def untrained_accuracy(signal_norm, n_tokens: int):
-    """Test accuracy under uniform attention, Phi(|mu| / sqrt(2 T)), elementwise."""
+    """Test accuracy under uniform attention, Phi(|mu| / sqrt(2 T)), elementwise (eq-ts-untrained)."""
     return ndtr(np.asarray(signal_norm) / math.sqrt(2 * n_tokens))
 
 
@@ -46,7 +46,8 @@ def selected_train_loss(label_noise: float, weak_ratio: float, fitted: bool) -> 
 def first_turn(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
     """x = n SNR^2 above which flipped samples, too, first turn to the relevant token; inf where no signal is enough.
 
-    2 r (1 - 1/T) / {(1 - (1 + 2 rho)/T)^2 [1 - eta - eta r]}, r = exp(1/(sqrt(2) T)), in the orthogonal limit.
+    2 r (1 - 1/T) / {(1 - (1 + 2 rho)/T)^2 [1 - eta - eta r]}, r = exp(1/(sqrt(2) T)), in the orthogonal limit
+    (prop-ts-first-turn).
     """
     harder = math.exp(1 / (math.sqrt(2) * n_tokens))
     vote = 1 - label_noise - label_noise * harder
@@ -55,7 +56,7 @@ def first_turn(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
 
 
 def waiting_rate(n_tokens: int, label_noise: float) -> float:
-    """d log(t) / dx for the time t that flipped labels wait, as x = n SNR^2 grows; for rho_w = 0.
+    """d log(t) / dx for the time t that flipped labels wait, as x = n SNR^2 grows; for rho_w = 0 (thm-ts-waiting).
 
     (T - 1)/(2 T) [(1 - eta) log(R*/R_0) - log((1 + R*)/(1 + R_0))], R* = (1 - eta)/eta, R_0 = exp(1/sqrt 2); zero if
     R* <= R_0, where even the strongest signal cannot hold them, infinite without flipped labels.
@@ -75,7 +76,7 @@ def _flipped_values(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.
 
 
 def best_value_shares(signal_norm: float, weak_ratio: float, n_tokens: int) -> np.ndarray:
-    """(4,): probability that the token whose value suits a flipped label best has the role."""
+    """(4,): probability that the token whose value suits a flipped label best has the role (prop-ts-luckiest)."""
     means = _flipped_values(signal_norm, weak_ratio, n_tokens)
     z = np.linspace(-9, 9, 2001)
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
@@ -89,17 +90,20 @@ def unfittable_share(signal_norm: float, weak_ratio: float, n_tokens: int) -> fl
 
 
 def gap_clock(gap, n_others: float):
-    """2 L + 2 sinh(L - log n_others), elementwise: grows at a constant rate where dL/dt is proportional to s (1 - s).
+    """2 L + 2 sinh(L - log n_others), elementwise (thm-clock).
 
-    s = 1 / (1 + n_others e^-L) is the attention of one token among `n_others` equal ones, T - 1 for T tokens; with T in
-    its place this is the g of Sakamoto and Sato (2025).
+    Grows at a constant rate where dL/dt is proportional to s (1 - s), s = 1 / (1 + n_others e^-L) the attention of one
+    token among `n_others` equal ones, T - 1 for T tokens; with T in its place it is the g of Sakamoto and Sato (2025).
     """
     with np.errstate(over="ignore"):
         return 2.0 * gap + 2.0 * np.sinh(gap - np.log(n_others))
 
 
 def signal_logit_to_select(n_tokens: int, weak_ratio: float) -> float:
-    """The Q at which a fresh sample's relevant token has attention 1/2: e^Q = T - 3 + 2 e^(rho Q); inf if rho >= 1."""
+    """The Q at which a fresh sample's relevant token has attention 1/2: e^Q = T - 3 + 2 e^(rho Q).
+
+    Infinite if rho >= 1 (eq-delay-select).
+    """
     if weak_ratio >= 1:
         return math.inf
     irrelevant = math.log(n_tokens - 3) if n_tokens > 3 else -math.inf
@@ -112,7 +116,8 @@ def delay_slope(n_tokens: int, label_noise: float, weak_ratio: float) -> float:
 
     2 Q / [(1 - eta)(1 - (1 + 2 rho)/T) - eta ((1 + 2 rho)/T - rho)], Q of `signal_logit_to_select`: while a training
     sample's selected token rises by 1 - 1/T and its others fall by 1/T, Q moves by x/2 times the bracket. Noisy samples
-    are taken to select the confusing token, which needs rho > 0 and rho |mu| >> 1.
+    are taken to select the confusing token, which needs rho > 0 and rho |mu| >> 1. Derived in chapter
+    delayed_generalization, "From memorising to generalising" (thm-delay).
     """
     T, eta, rho = n_tokens, label_noise, weak_ratio
     spill = (1 + 2 * rho) / T
@@ -197,5 +202,5 @@ def limit_system(point: LimitPoint) -> System:
 
 
 def limit_flow(point: LimitPoint, taus: Iterable[float]) -> Iterator[LimitState]:
-    """The limit at each of `taus` (increasing)."""
+    """The limit at each of `taus` (increasing): the solution of eq-limit."""
     return (p.state for p in gradient_flow(limit_system(point), taus))

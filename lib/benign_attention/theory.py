@@ -117,7 +117,8 @@ def two_step_closed_form(point: LimitPoint) -> LimitState:
     """The orthogonal limit after two steps in closed form, balanced classes (class_fraction = 1/2).
 
     The attention follows from the logits exactly; values are those of step 1 plus the second step's increment.
-    Derived in chapter two_step_gd, "After two steps"; the setting of Magen et al. 2025, Theorem 3.3.
+    Derived in chapter two_step_gd, "After two steps" (prop-two-step); the setting of Magen et al. 2025, Theorem 3.3.
+    Clean attention exceeds 1/T exactly where cor-select says.
     """
     if np.any(np.asarray(point.class_fraction) != 0.5):
         raise ParameterError(f"class_fraction must be 0.5 for the closed form, got {point.class_fraction}")
@@ -149,7 +150,8 @@ def test_error_after_one_step(params: SingleHeadParams, class_excess: np.ndarray
 
     Phi(-c^2 (1 - 2 eta) sqrt(d / n) / (2 (T - 1))) for balanced classes with exactly a share eta of flips. With
     `class_excess` (..., 2), for each class the number of its clean minus its noisy samples over n, the error given
-    these counts. Derived in chapter two_step_gd, "After one step"; the setting of Magen et al. 2025, Theorem 3.3.
+    these counts. Derived in chapter two_step_gd, "After one step" (prop-one-step-error); the
+    setting of Magen et al. 2025, Theorem 3.3.
     """
     return np.exp(log_test_error_after_one_step(params, class_excess))
 

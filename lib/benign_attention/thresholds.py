@@ -25,7 +25,8 @@ PRECISION = {"tolerance": 0.05, "rtol": 1e-6, "atol": 1e-9}  # near a threshold 
 def initial_gap_threshold(label_noise, n_tokens: int = 2, class_fraction=0.5) -> np.ndarray:
     """(i) The c at which clean attention starts to rise: P - l_clean leaves zero upwards above it.
 
-    c = sqrt(u / pi), u the positive root of K e^2 u^2 - (K - e) u - 1, K = T - 1, e = 1 - 2 eta.
+    c = sqrt(u / pi), u the positive root of K e^2 u^2 - (K - e) u - 1, K = T - 1, e = 1 - 2 eta
+    (prop-initial-thresholds).
     """
     e, k = 1 - 2 * np.asarray(label_noise), n_tokens - 1
     u = ((k - e) + np.sqrt((k - e) ** 2 + 4 * k * e**2)) / (2 * k * e**2)
@@ -33,7 +34,10 @@ def initial_gap_threshold(label_noise, n_tokens: int = 2, class_fraction=0.5) ->
 
 
 def initial_logit_threshold(label_noise, class_fraction=0.5) -> np.ndarray:
-    """(ii) The c at which the signal's logit P = p.mu leaves zero upwards: 1 / (e sqrt(pi)), whatever T."""
+    """(ii) The c at which the signal's logit P = p.mu leaves zero upwards: 1 / (e sqrt(pi)), whatever T.
+
+    See prop-initial-thresholds; without label noise all three points are one (rem-no-noise-thresholds).
+    """
     return 1 / ((1 - 2 * np.asarray(label_noise)) * np.sqrt(class_fraction))
 
 
@@ -80,8 +84,9 @@ class ClassState:
 def limit_flow(c, label_noise, n_tokens: int = 2, class_fraction=0.5, asymmetry=ASYMMETRY) -> System:
     """The small-step flow of one class in the orthogonal limit, for every point of the broadcast arguments at once.
 
-    For T > 2 equal noise tokens are unstable: one of them wins. The first noise token of every sample therefore starts
-    at the logit `asymmetry`; 0 keeps all of them equal for ever. States are `ClassState`, times t' = b x steps.
+    The equations are eq-limit-flow. For T > 2 equal noise tokens are unstable: one of them wins. The first noise token
+    of every sample therefore starts at the logit `asymmetry`; 0 keeps all of them equal for ever. States are
+    `ClassState`, times t' = b x steps.
     """
     arguments = (np.atleast_1d(x) for x in (c, label_noise, class_fraction, asymmetry))
     c, eta, pi, ahead = (x.ravel() for x in np.broadcast_arrays(*arguments))

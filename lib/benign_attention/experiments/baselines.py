@@ -192,7 +192,7 @@ def predicted_sample_size(params: Params, name: str, fixed: bool, snr: float) ->
     """Sample size in the orthogonal limit: of linear models after one step, and of CNNs with power q > 1.
 
     Linear models reach GOAL at (2 K h z)^2 / (D e^2 d SNR^4); in a CNN the signal outruns the noise tokens beyond
-    2 / (e SNR^q), the order of Cao et al. 2022. Derived in chapter baselines. nan for other models.
+    2 / (e SNR^q), the order of Cao et al. 2022. Derived in chapter baselines (eq-race). nan for other models.
     """
     point, e = params.point(signal_norm=snr * math.sqrt(params.dim)), 1 - 2 * params.label_noise
     if name.startswith("linear"):

@@ -106,12 +106,18 @@ def expected_largest_normal(count: int) -> float:
 
 
 def predicted_largest(n_rows: int, dim) -> np.ndarray:
-    """Largest |xi_i . xi_j| / d if the n_rows (n_rows - 1) / 2 pairs were independent Gaussians of variance d - 2."""
+    """Largest |xi_i . xi_j| / d if the n_rows (n_rows - 1) / 2 pairs were independent Gaussians of variance d - 2.
+
+    Derived in chapter data_model, "How large the largest inner product is" (eq-largest).
+    """
     return expected_largest_normal(n_rows * (n_rows - 1) // 2) * np.sqrt(np.asarray(dim) - 2) / dim
 
 
 def predicted_cross_talk(n_rows: int, dim) -> np.ndarray:
-    """Root mean square over d of the signed sum of one token's inner products with all others. Exact."""
+    """Root mean square over d of the signed sum of one token's inner products with all others.
+
+    Exact (prop-cross-talk).
+    """
     return np.sqrt((n_rows - 1) * (np.asarray(dim) - 2)) / dim
 
 
@@ -124,7 +130,7 @@ def predicted_aligned(n_rows: int, dim) -> np.ndarray:
 
 
 def wrong_sign_probability(n_rows: int, dim) -> np.ndarray:
-    """Probability that after step 1 a noise token's value has the sign of the wrong label. Exact.
+    """Probability that after step 1 a noise token's value has the sign of the wrong label (prop-cross-talk). Exact.
 
     Given the token, its cross-talk is Gaussian; over its chi-distributed length that is a tail of Student's t.
     """
@@ -304,7 +310,9 @@ class PositionCheck:
 
 
 def position_check(params: Params, n: int = 20, dim: int = 100, n_tokens: int = 4, n_steps: int = 20) -> PositionCheck:
-    """Single-head attention, and logistic regression on concatenated tokens, trained twice on the same samples."""
+    """Single-head attention, and logistic regression on concatenated tokens, trained twice on the same samples
+    (prop-permutation).
+    """
     rho, step_size = (float(x) for x in from_natural_units(2.0, NATURAL_B, n, dim))
     changes = []
     for run in range(params.n_seeds):
@@ -390,7 +398,7 @@ def _gap(a: Trajectory, b: Trajectory) -> np.ndarray:
 
 
 def natural_units(params: Params) -> NaturalUnits:
-    """Train at the point's c and at b = `NATURAL_B` with different n and d.
+    """Train at the point's c and at b = `NATURAL_B` with different n and d (prop-natural-units).
 
     All sizes of one seed have the same labels (twice over where n is doubled), so that the shares of classes and of
     flips agree and the noise tokens alone differ.

@@ -337,6 +337,7 @@ class StepMap:
 
 
 def step_map(params: Params) -> StepMap:
+    """Benign overfitting over a wide range of step sizes, short and long (Magen et al. 2025, Remark 5.1)."""
     point = params.point(min(params.n_train, 100))
     c, b = np.geomspace(0.5, 6.0, params.map_points), np.geomspace(0.02, 50.0, params.map_points)
     runs = [_seeds(params, "step map", point, FEW, moments=[2, params.late], c=c[:, None], b=b)]
@@ -455,7 +456,8 @@ class LossTimes:
 def loss_exponent(c) -> np.ndarray:
     """ln t' of the loss of generalisation grows as (d/n)^(1 / (2 + 4 phi)), phi = x / (1 + x), x = c^2 / 2.
 
-    Derived in chapter multi_step_dynamics, "How late generalisation is lost", for c well below the threshold.
+    Derived in chapter multi_step_dynamics, "How late generalisation is lost" (prop-loss-time), for c well below the
+    threshold.
     """
     x = np.asarray(c) ** 2 / 2
     return 1 / (2 + 4 * x / (1 + x))

@@ -192,7 +192,7 @@ class Equivalence:
 
 
 def equivalence(params: ChapterParams, width: int = 30, natural_step: float = 0.5, n_steps: int = 200) -> Equivalence:
-    """Gradient descent of p and v against W and v, W a matrix with `width` columns, q a Gaussian vector."""
+    """Gradient descent of p and v against W and v, W with `width` columns, q a Gaussian vector (prop-w-is-p)."""
     rows = []
     for run in range(params.n_seeds):
         training = sample(params, run, 2.0)

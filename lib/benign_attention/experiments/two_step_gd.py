@@ -44,7 +44,8 @@ def _draw(params: Params, **point) -> TrainingSet:
 def measure(params: Params) -> dict[str, Metric]:
     """Train and test accuracy after one and two steps, and attention after two, at the given point.
 
-    `log10_test_error_step<t>` says how small an error is that the accuracy shows as 1.
+    `log10_test_error_step<t>` says how small an error is that the accuracy shows as 1. Together the metrics
+    show the conclusions of Magen et al. 2025, Theorem 3.3 (thm-two-step).
     """
     training = _draw(params)
     rho = params.signal_norm
@@ -75,7 +76,10 @@ class FirstStep:
 
 
 def first_step_by_autograd(params: Params, n_train: int = 40, dim: int = 400) -> FirstStep:
-    """One step of autograd on explicit tokens, against v_1 = beta/(2 n T) sum_i y_i sum_t x_it and p_1 = 0."""
+    """One step of autograd on explicit tokens, against prop-first-step.
+
+    v_1 = beta/(2 n T) sum_i y_i sum_t x_it and p_1 = 0.
+    """
     import torch
 
     from benign_attention import explicit
@@ -333,7 +337,7 @@ class SignalSweep:
 def signal_sweep(params: Params) -> SignalSweep:
     """Attention and accuracy over signal strength after two steps and late; share of v along the signals after step 2.
 
-    The share is |signal part of v|^2 / |v|^2, (n_seeds, c).
+    The question of Magen et al. 2025, Remark 3.4. The share is |signal part of v|^2 / |v|^2, (n_seeds, c).
     """
     b = params.natural_b
     training = _draw(params, part="signal").with_axes(1)

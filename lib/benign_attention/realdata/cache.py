@@ -34,7 +34,7 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
         if _is_intact(entry):
             return entry
         warnings.warn(f"{name} in the cache was altered or truncated: it is made again", stacklevel=2)
-        shutil.rmtree(entry, ignore_errors=True)
+        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
     entry.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
     try:
@@ -54,8 +54,9 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
 def _is_intact(entry: Path) -> bool:
     try:
         files = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
-        return all(_sha256(entry / name) == digest for name, digest in files.items())
-    except (OSError, ValueError, AttributeError):
+        present = {file.name for file in entry.iterdir() if not file.name.startswith(".")}
+        return present == {MANIFEST, *files} and all(_sha256(entry / name) == files[name] for name in files)
+    except (OSError, ValueError, TypeError):
         return False
 
 

@@ -1,4 +1,4 @@
-"""Figures of the chapter `real_images`. Each takes what `experiments.real_images` measured and returns a figure."""
+"""Figures of part one of the chapter `real_images`: each takes what `one_layer_images` measured, returns a figure."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
-from benign_attention.experiments.real_images import (
+from benign_attention.experiments.one_layer_images import (
     MARGIN,
     Exploration,
     Fit,
-    Params,
+    OneLayerParams,
     binomial_half_width,
     draw,
     last_values,
 )
 from benign_attention.figures.style import PALETTE, band
-from benign_attention.realdata import sources
+from benign_attention.realdata import binary
 
 KEPT_SHOWN, FLIPPED_SHOWN = 4, 3
 
 
-def images_and_attention(params: Params, found: Exploration) -> Figure:
+def images_and_attention(params: OneLayerParams, found: Exploration) -> Figure:
     """Training images cut into tokens, and where the class token looks: trained with the flips and without.
 
     Run 0 at the largest n; the attention is the mean over heads.
     """
     n = params.n_train_grid[-1]
-    data, sample, names = sources.binary_task(params.task), draw(params, 0, n), sources.class_names(params.task)
+    data, sample, names = params.task_data(), draw(params, 0, n), params.class_names()
     shown = np.r_[np.flatnonzero(~sample.flipped)[:KEPT_SHOWN], np.flatnonzero(sample.flipped)[:FLIPPED_SHOWN]]
     rows = ("image", "attention,\nwith flips", "attention,\nwithout")
     figure, axes = plt.subplots(3, len(shown), figsize=(1.25 * len(shown), 3.9), squeeze=False)
-    side = 28 // params.patch_size
+    side = params.side // params.patch_size
     maps = [
         f.attention[shown].mean(1)[:, 1:].reshape(-1, side, side) for f in (found.fits[n][0], found.clean_fits[n][0])
     ]
     top = max(m.max() for m in maps)
     for column, i in enumerate(shown):
-        axes[0, column].imshow(data.pool_images[sample.chosen[i]], cmap="gray")
+        axes[0, column].imshow(_to_unit(data.pool_images[sample.chosen[i]]), cmap="gray")
         for line in range(1, side):
             axes[0, column].axhline(line * params.patch_size - 0.5, color=PALETTE["fourth"], linewidth=0.6)
             axes[0, column].axvline(line * params.patch_size - 0.5, color=PALETTE["fourth"], linewidth=0.6)
@@ -59,7 +59,7 @@ def images_and_attention(params: Params, found: Exploration) -> Figure:
     return figure
 
 
-def accuracy_against_n(params: Params, found: Exploration) -> Figure:
+def accuracy_against_n(params: OneLayerParams, found: Exploration) -> Figure:
     """Left: shares of kept and of flipped labels fitted after the last step. Right: test accuracy with and without
     flips, with its binomial error at the largest n drawn beside it."""
     grid = params.n_train_grid
@@ -84,7 +84,7 @@ def accuracy_against_n(params: Params, found: Exploration) -> Figure:
     right.errorbar(
         grid[-1] * 1.12,
         end,
-        binomial_half_width(end, len(sources.binary_task(params.task).test_labels)),
+        binomial_half_width(end, len(params.task_data().test_labels)),
         color=PALETTE["neutral"],
         capsize=3,
         label="error of the finite test set",
@@ -98,7 +98,7 @@ def accuracy_against_n(params: Params, found: Exploration) -> Figure:
     return figure
 
 
-def noise_cost(params: Params, found: Exploration) -> Figure:
+def noise_cost(params: OneLayerParams, found: Exploration) -> Figure:
     """Test accuracy lost to the flips, against n, for the transformer and the nearest neighbour."""
     grid = np.array(params.n_train_grid)
     figure, ax = plt.subplots(figsize=(7, 3.8))
@@ -132,7 +132,7 @@ def noise_cost(params: Params, found: Exploration) -> Figure:
     return figure
 
 
-def trajectories(params: Params, found: Exploration) -> Figure:
+def trajectories(params: OneLayerParams, found: Exploration) -> Figure:
     """Kept labels, flipped labels and test accuracy against the step, for small, middle and large n."""
     grid = params.n_train_grid
     shown = sorted({grid[0], params.choices_n, grid[-1]})
@@ -161,7 +161,7 @@ def trajectories(params: Params, found: Exploration) -> Figure:
     return figure
 
 
-def two_tasks(params: Params, found: Exploration) -> Figure:
+def two_tasks(params: OneLayerParams, found: Exploration) -> Figure:
     """Test accuracy with and without flips against n, for the chapter's task and the contrast task."""
     contrast, grid = found.contrast, params.n_train_grid
     figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.3), sharey=True)
@@ -172,7 +172,10 @@ def two_tasks(params: Params, found: Exploration) -> Figure:
         band(ax, n, without, "no label flipped", PALETTE["clean"], (0, 1), marker="^", linestyle="--")
         band(ax, n, test, "with flips", PALETTE["test"], (0, 1), marker="o")
         ax.axhline(1 - params.label_noise, color=PALETTE["theory"], linewidth=0.8, linestyle=":", label="1 − η")
-        ax.set(title=f"{' against '.join(sources.class_names(task).values())}", ylim=(0.5, 1.01))
+        ax.set(
+            title=f"{' against '.join(binary.class_names(task, params.source).values())}",
+            ylim=(0.5, 1.01),
+        )
         _axis_of_n(ax, n)
     axes[0].set_ylabel("test accuracy")
     axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -180,7 +183,7 @@ def two_tasks(params: Params, found: Exploration) -> Figure:
     return figure
 
 
-def heavy_noise(params: Params, found: Exploration) -> Figure:
+def heavy_noise(params: OneLayerParams, found: Exploration) -> Figure:
     """Test accuracy and share of flipped labels fitted, against the label noise."""
     figure, ax = plt.subplots(figsize=(6, 3.6))
     levels = found.noise_levels
@@ -193,7 +196,7 @@ def heavy_noise(params: Params, found: Exploration) -> Figure:
     return figure
 
 
-def choices(params: Params, found: Exploration) -> Figure:
+def choices(params: OneLayerParams, found: Exploration) -> Figure:
     """What was fitted and what was learnt when one unpublished detail is changed; a dot a run, a bar the mean."""
     figure, axes = plt.subplots(1, 2, figsize=(7.6, 0.45 * len(found.choices) + 1.2), sharey=True)
     for place, choice in enumerate(found.choices):
@@ -210,6 +213,11 @@ def choices(params: Params, found: Exploration) -> Figure:
         ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     figure.suptitle(f"n = {params.choices_n}", fontsize=10)
     return figure
+
+
+def _to_unit(image: np.ndarray) -> np.ndarray:
+    """(H, W, C) of any scale to values in [0, 1], without the last axis for grey images."""
+    return ((image - image.min()) / (np.ptp(image) or 1)).squeeze()
 
 
 def _all(fits: list[Fit], name: str) -> np.ndarray:

@@ -5,11 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from benign_attention.experiments import real_images as chapter
+from benign_attention.experiments import one_layer_images as chapter
+from benign_attention.experiments import real_images
+from benign_attention.figures import one_layer_images as figures
 from benign_attention.parameters import ParameterError
-from benign_attention.realdata import sources
+from benign_attention.realdata import binary, sources
 
-SMALL = chapter.Params(n_train_grid=[20, 40], n_steps=40, dim=16, n_seeds=2)
+SMALL = chapter.OneLayerParams(n_train_grid=[20, 40], n_steps=40, dim=16, n_seeds=2)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +42,9 @@ def test_training_accuracy_is_the_mix_of_kept_and_flipped_labels(measured):
 
 def test_another_process_measures_the_same(measured):
     code = (
-        "import json; from benign_attention.experiments import real_images as c; "
-        f"print(json.dumps({{k: m.per_seed for k, m in c.measure(c.Params(**{SMALL.model_dump()!r})).items()}}))"
+        "import json; from benign_attention.experiments import one_layer_images as c; "
+        f"found = c.measure(c.OneLayerParams(**{SMALL.model_dump()!r})); "
+        "print(json.dumps({k: m.per_seed for k, m in found.items()}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(out) == {name: metric.per_seed for name, metric in measured.items()}
@@ -80,7 +83,7 @@ def test_a_single_n_has_no_gain():
 def test_flips_are_independent_with_the_given_probability():
     """3000 flips of probability .3 in each of 10 runs: the share lies within .3 ± .0106 (four standard errors) but for
     one seed in 16 000; runs differ from each other."""
-    params = chapter.Params(label_noise=0.3)
+    params = chapter.OneLayerParams(label_noise=0.3)
     draws = [chapter.draw(params, run, 3000) for run in range(10)]
     assert abs(np.mean([d.flipped for d in draws]) - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 30000)
     counts = [d.flipped.sum() for d in draws]
@@ -104,8 +107,8 @@ def test_cost_is_the_paired_difference(found):
 def test_the_nearest_neighbour_pays_what_its_proposition_says():
     """Cost of flips for 1-NN against eta (1 - 2 eps_0). 40 draws of n = 200: the difference has a standard error of
     .0045 (measured between runs); four of them, one seed in 16 000."""
-    params = chapter.Params(n_train_grid=[200], label_noise=0.2)
-    given, clean = np.array([chapter._nearest_accuracies(params, run, 200) for run in range(40)]).T
+    params = chapter.OneLayerParams(n_train_grid=[200], label_noise=0.2)
+    given, clean = np.array([chapter.nearest_accuracies(params, run, 200) for run in range(40)]).T
     assert np.mean(clean - given) == pytest.approx(0.2 * (2 * clean.mean() - 1), abs=0.018)
 
 
@@ -116,10 +119,11 @@ def test_attention_shift_is_zero_without_flips_and_at_most_one(found):
 
 
 def test_the_contrast_task_keeps_to_its_own_pool():
-    params = SMALL.replace(n_train_grid=[20, 700], n_steps=1, n_seeds=1)
-    contrast = chapter._contrast(params)
-    assert contrast.task == "0-1" and contrast.n_train_grid == [20]
-    assert chapter._contrast(params.replace(task="0-1", n_train_grid=[20])).task == "odd_even"
+    params = SMALL.replace(n_train_grid=[20, 100, 700])
+    contrast = chapter._contrast_params(params)
+    assert contrast.task == "0-1" and contrast.n_train_grid == [20, 600]
+    back = chapter._contrast_params(params.replace(task="0-1", n_train_grid=[20, 600]))
+    assert back.task == "odd_even" and back.n_train_grid == [20, 600]
 
 
 def test_watched_steps_hold_the_ends_once():
@@ -137,8 +141,14 @@ def test_watched_steps_hold_the_ends_once():
         ({"n_train_grid": [50, 50]}, "n_train_grid must increase, got [50, 50]"),
         ({"n_train_grid": []}, "n_train_grid must be a non-empty list of whole numbers, got []"),
         ({"n_train_grid": [1]}, "n_train_grid[0] must be a whole number in [2, 1e+09], got 1"),
-        ({"n_heads": 3}, "n_heads must divide dim, got n_heads 3 and dim 64"),
+        ({"n_heads": 5}, "n_heads must divide dim, got n_heads 5 and dim 48"),
         ({"patch_size": 5}, "patch_size must divide 28, got 5"),
+        ({"source": "cifar10"}, "patch_size must divide 32, got 7"),
+        ({"source": "digits8"}, "patch_size must divide 8, got 7"),
+        (
+            {"source": "news4"},
+            "source must be one of mnist5k, digits8, mnist, cifar10, pneumoniamnist, breastmnist, got 'news4'",
+        ),
         ({"optimizer": "sgd"}, "optimizer must be one of adam, gd, got 'sgd'"),
         ({"label_noise": 0.7}, "label_noise must be a number in [0, 0.5), got 0.7"),
         ({"mlp_ratio": -1}, "mlp_ratio must be a whole number of at least 0, got -1"),
@@ -146,15 +156,68 @@ def test_watched_steps_hold_the_ends_once():
 )
 def test_bad_parameters_are_refused_in_one_line(values, message):
     with pytest.raises(ParameterError) as error:
-        chapter.Params(**values)
+        chapter.OneLayerParams(**values)
     assert str(error.value) == message
 
 
 def test_the_pool_is_as_large_as_the_parameters_believe():
     for task in ("odd_even", "0-1"):
-        assert len(sources.binary_task(task).pool_images) == sources.pool_size(task)
+        assert len(binary.binary_task(task).pool_images) == binary.pool_size(task)
 
 
 def test_a_diverged_network_has_no_accuracy():
     metrics = chapter.measure(SMALL.replace(optimizer="gd", step_size=1e15, n_train_grid=[40], n_steps=3, n_seeds=1))
     assert metrics["test_accuracy_n40"].value is None and metrics["train_accuracy_n40"].value is None
+
+
+def test_a_coloured_source_has_its_own_shape_and_names_its_metrics():
+    """Nothing is fetched: parameters know the shapes."""
+    params = chapter.OneLayerParams(source="cifar10", patch_size=8, n_heads=4, label_noise=0.05)
+    assert params.architecture().n_patches == 16 and params.architecture().n_pixels == 8 * 8 * 3
+    assert params.named("test_gain") == "test_gain_cifar10"
+    assert [SMALL.replace(source=name).named("test_gain") for name in ("mnist5k", "mnist")] == ["test_gain"] * 2
+
+
+def test_colour_images_go_through_the_whole_part(monkeypatch):
+    """Random images of CIFAR-10's shape in its place."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(60, 32, 32, 3)).astype(np.float32)
+    labels = np.where(rng.random(60) < 0.5, -1, 1).astype(np.float32)
+    task = binary.BinaryTask(images[:40], labels[:40], images[40:], labels[40:])
+    monkeypatch.setattr(binary, "binary_task", lambda task_name, source: task)
+    params = SMALL.replace(source="cifar10", patch_size=8, n_train_grid=[20, 40], n_steps=5)
+    measured, found = chapter.measure(params), chapter.explore(params)
+    assert measured["test_gain_cifar10"].n_seeds == 2 and "test_gain" not in measured
+    assert "noise_cost_cifar10" in found.metrics and "noise_cost" not in found.metrics
+    figure = figures.images_and_attention(params, found)
+    assert figure.axes[0].images[0].get_array().shape == (32, 32, 3)
+
+
+def test_a_source_that_is_not_there_is_refused_before_anything_is_trained(monkeypatch):
+    def unreachable(task, source):
+        raise sources.SourceError(f"{source} cannot be had")
+
+    monkeypatch.setattr(binary, "binary_task", unreachable)
+    with pytest.raises(sources.SourceError, match=r"^cifar10 cannot be had$"):
+        chapter.measure(chapter.OneLayerParams(source="cifar10", patch_size=8))
+
+
+def test_sources_have_the_shapes_that_the_parameters_believe():
+    for name in ("mnist5k", "digits8"):
+        shape = sources.load(name).inputs.shape[1:]
+        assert shape == (shape[0], *chapter.SIDE_AND_CHANNELS[name])
+
+
+def test_more_noise_keeps_the_flips_of_less(found):
+    few = chapter.draw(SMALL, 0, 40)
+    assert (few.flipped == (few.luck < SMALL.label_noise)).all()
+    low, high = chapter.fit(SMALL, 0, 40, (0.2, 0.45), False)
+    assert high.is_flipped[low.is_flipped].all() and high.is_flipped.sum() > low.is_flipped.sum()
+    assert low.steps.tolist() == [SMALL.n_steps]
+
+
+def test_the_chapter_measures_what_part_one_measures(measured):
+    params = real_images.Params(**SMALL.model_dump())
+    assert {k: m.per_seed for k, m in real_images.measure(params).items() if k in measured} == {
+        k: m.per_seed for k, m in measured.items()
+    }
