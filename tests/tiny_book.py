@@ -64,6 +64,7 @@ CLAIM = {
     "says": "The product is positive.",
     "why": "Both factors are.",
     "chapter": "tiny",
+    "figure": "fig-line",
     "metric": "product",
     "supported": {"above": 0},
     "refuted": {"below": 0},
