@@ -65,7 +65,7 @@ class BaselineParams(Parameters):
 
     @property
     def natural_step(self) -> float:
-        """n / (K d + n |mu|^2 / 2): the step size at which a linear model's outputs move by order one."""
+        """n / (K d + n |mu|^2 / 2): the step size that moves outputs of a linear model on all tokens by order one."""
         return self.n_train / (self.n_noise * self.dim + self.n_train * self.signal_norm**2 / 2)
 
 
@@ -295,11 +295,12 @@ def _repeats(name: str, point: BaselineParams, fixed_position: bool) -> tuple[in
 
 
 def one_step_z(name: str, n_train: float, point: BaselineParams, fixed_position: bool = False) -> float:
-    """z of the clean test error Phi(-z) of a linear classifier after one step, orthogonal limit, balanced classes.
+    """z of the clean test error Phi(-z) of a linear classifier after one step, orthogonal limit, an even training set.
 
     z = e c^2 sqrt(D d / n) / (2 K h), with e = 1 - 2 eta, c^2 = n SNR^2 and (h, D) = (1, 1) on the mean token, (1, K)
     on concatenated tokens with a fixed signal position, (T, T) with a random one. On the mean token it is attention
-    after one step too. Derived in chapter baselines, "Linear classifiers" (prop-linear-baselines).
+    after one step too. Even: classes, flips and signal positions are evenly spread. Derived in chapter baselines,
+    "Linear classifiers" (prop-linear-baselines).
     """
     h, dimensions = _repeats(name, point, fixed_position)
     signal = (1 - 2 * point.label_noise) * n_train * point.snr**2 / (2 * point.n_noise * h)
@@ -307,7 +308,7 @@ def one_step_z(name: str, n_train: float, point: BaselineParams, fixed_position:
 
 
 def max_margin_z(name: str, n_train: float, point: BaselineParams, fixed_position: bool = False) -> float:
-    """z of the clean test error Phi(-z) of a max-margin linear classifier, orthogonal limit, balanced classes.
+    """z of the clean test error Phi(-z) of a max-margin linear classifier, orthogonal limit, an even training set.
 
     S = e / (1 + 2 K h / c^2) and z = S sqrt(D d / n) / sqrt((1 - eta) (1 - S)^2 + eta (1 + S)^2), letters as in
     `one_step_z`. Derived in chapter baselines, "Linear classifiers" (prop-linear-baselines).
