@@ -112,7 +112,8 @@ def test_every_metric_that_a_claim_names_is_measured(reader):
     for chapter in CHAPTERS:
         metrics = metrics_of(reader, chapter)
         for claim in load_claims(chapter):
-            assert {claim.metric, *(there.metric for there in claim.also)} <= set(metrics), claim.id
+            named = {claim.metric, *(there.metric for there in claim.also)}
+            assert named <= set(metrics) or claim.expected["reader"] == "not run", claim.id
 
 
 def test_committed_verdicts_are_those_of_the_book(reader):

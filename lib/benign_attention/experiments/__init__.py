@@ -12,6 +12,7 @@ CHAPTERS = (
     "token_selection",
     "delayed_generalization",
     "real_images",
+    "real_text",
 )
 
 

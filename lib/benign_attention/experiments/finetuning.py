@@ -6,17 +6,20 @@ on n other samples with flipped labels. (Sakamoto & Sato 2025, real-world experi
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from benign_attention import devices
 from benign_attention.parameters import ChapterParams, ParameterError, Positive, SamplesCount, StepsCount
-from benign_attention.realdata import backbones, features, finetune, last_layer, sources
+from benign_attention.realdata import backbones, cache, features, finetune, last_layer, sources
 from benign_attention.realdata.backbones import BACKBONES, Backbone
 from benign_attention.realdata.catalogue import SOURCES
 from benign_attention.records import Metric, fraction_metric, seed_metric
@@ -36,7 +39,7 @@ class FinetuneParams(ChapterParams):
         [20, 200, 1000], min_length=1, description="numbers of samples in phase 2"
     )
     label_noise_grid: list[NoiseLevel] = Field(
-        [0.0, 0.1, 0.2], min_length=1, description="probabilities that a label is replaced; the first is 0, the control"
+        [0.0, 0.1, 0.2], min_length=2, description="probabilities that a label is replaced; the first is 0, the control"
     )
     n_epochs: StepsCount = Field(15, description="epochs of phase 2")
     optimizer: Literal["adamw", "sgd", "gd"] = Field("adamw", description="adamw (falling rate), sgd or gd, of phase 2")
@@ -53,7 +56,8 @@ class FinetuneParams(ChapterParams):
         source = SOURCES[self.source]
         if BACKBONES[self.backbone].kind != source.kind:
             raise ParameterError(
-                f"backbone {self.backbone} reads {BACKBONES[self.backbone].kind}s, but source {self.source} holds {source.kind}s"
+                f"backbone {self.backbone} reads {BACKBONES[self.backbone].kind}s, "
+                f"but source {self.source} holds {source.kind}s"
             )
         for name in ("finetune_n_train_grid", "label_noise_grid"):
             values = getattr(self, name)
@@ -64,7 +68,8 @@ class FinetuneParams(ChapterParams):
         highest = 1 - 1 / source.n_classes
         if self.label_noise_grid[-1] >= highest:
             raise ParameterError(
-                f"label_noise_grid must stay below {highest:g}, where labels say nothing, got {self.label_noise_grid[-1]:g}"
+                f"label_noise_grid must stay below {highest:g}, where labels say nothing, "
+                f"got {self.label_noise_grid[-1]:g}"
             )
         if not source.needs:
             self.check_size(sources.load(self.source))
@@ -82,8 +87,13 @@ class FinetuneParams(ChapterParams):
         return {}
 
     @property
+    def label_noise(self) -> float:
+        """The lowest level of label noise above 0."""
+        return self.label_noise_grid[1]
+
+    @property
     def sweep_n(self) -> int:
-        """The n at which the label noise is swept: the largest in the grid up to 200, the default of the authors' code."""
+        """The n at which the label noise is swept: the largest in the grid up to 200, as in the authors' code."""
         return max([n for n in self.finetune_n_train_grid if n <= SWEEP_N] or self.finetune_n_train_grid[:1])
 
 
@@ -91,8 +101,7 @@ class FinetuneParams(ChapterParams):
 class Study:
     """Both phases. rows: places in the data set of the hidden states, in their order; test: rows of `hidden`.
 
-    runs, trained: `[n][run]`. pretrained, uniform: test accuracy of the head of phase 1 with the pretrained query and
-    key, and with equal attention on all positions, which is no attention at all.
+    runs, trained: `[n][run]`.
     """
 
     params: FinetuneParams
@@ -104,8 +113,21 @@ class Study:
     test: np.ndarray
     runs: dict[int, list[finetune.Run]]
     trained: dict[int, list[finetune.Trained]]
-    pretrained: float
-    uniform: float
+
+    @cached_property
+    def pretrained(self) -> float:
+        """Test accuracy of the head of phase 1 with the pretrained query and key."""
+        return self._test_accuracy(self.backbone.last.pretrained)
+
+    @cached_property
+    def uniform(self) -> float:
+        """The same with equal attention on all positions, which is no attention at all."""
+        return self._test_accuracy(self.backbone.last.pretrained.map(torch.zeros_like))
+
+    def _test_accuracy(self, maps: last_layer.QueryKey) -> float:
+        tokens = self.backbone.last.tokens(self.hidden.hidden, self.hidden.mask, self.test)
+        found = self.head(finetune.class_vectors(self.backbone.last, maps, tokens)[0]).argmax(-1).cpu().numpy()
+        return float((found == self.dataset.labels[self.rows[self.test]]).mean())
 
     @property
     def epochs(self) -> np.ndarray:
@@ -121,7 +143,7 @@ class Study:
 
 
 def draw(params: FinetuneParams, dataset: sources.Dataset, run: int, n_train: int, dim: int) -> finetune.Run:
-    """Samples, labels at each noise level, and the initial query and key of one run; samples are places in the data set.
+    """Samples, labels at each noise level, and the initial query and key of one run; samples: places in the data set.
 
     The noise levels share everything, and a label that is flipped at one is flipped at every higher one, to the same
     class. So do runs on the same source with another backbone, optimiser or reading. Different n are independent draws
@@ -131,15 +153,15 @@ def draw(params: FinetuneParams, dataset: sources.Dataset, run: int, n_train: in
     samples = rng.choice(dataset.noisy, n_train, replace=False)
     flips, order = (int(number) for number in rng.integers(2**32, size=2))
     labels, n_classes = dataset.labels[samples], dataset.source.n_classes
-    pairs = [
-        sources.flip(labels, n_classes, noise, np.random.default_rng(flips)) for noise in params.label_noise_grid
-    ]
+    pairs = [sources.flip(labels, n_classes, noise, np.random.default_rng(flips)) for noise in params.label_noise_grid]
     given, flipped = (np.stack(parts) for parts in zip(*pairs, strict=True))
     return finetune.Run(samples, given, flipped, last_layer.draw(dim, [rng]), order)
 
 
-def study(params: FinetuneParams) -> Study:
+def study(params: FinetuneParams, followed: bool = True) -> Study:
     """Both phases for every n, run and level of label noise. Kept in memory: `measure` and figures need the same.
+
+    followed : evaluate during training too, not only before and after.
 
     Raises
     ------
@@ -147,19 +169,18 @@ def study(params: FinetuneParams) -> Study:
         If the data set or the backbone cannot be had: one line, with what can be used instead.
     """
     alone = params.replace(record_path="", sections="all")
-    return _study(type(params), alone.model_dump_json())
+    return _study(type(params), alone.model_dump_json(), followed)
 
 
 @lru_cache(maxsize=16)
-def _study(kind: type[FinetuneParams], params_json: str) -> Study:
+def _study(kind: type[FinetuneParams], params_json: str, followed: bool) -> Study:
     params = kind(**json.loads(params_json))
-    dataset = sources.load(params.source)
-    params.check_size(dataset)
-    backbone = backbones.load(params.backbone, dataset, device=params.device, **params.reading())
-    rng = ChapterParams(seed=params.seed).generator(0, study="finetuning", source=params.source, part="phase 1, test")
-    pretraining = np.sort(rng.permutation(dataset.pretraining)[: params.n_pretrain])
-    test = np.sort(rng.permutation(dataset.test)[: params.n_test])
-    head = _head(backbone, dataset, pretraining)
+    params.check_size(sources.load(params.source))
+    reading = tuple(params.reading().items())
+    ready = _phase_one(
+        params.source, params.backbone, reading, params.n_pretrain, params.n_test, params.seed, params.device
+    )
+    dataset, backbone, head, test = ready
     grid = params.finetune_n_train_grid
     jobs = [(n, run) for n in grid for run in range(params.n_seeds)]
     drawn = [draw(params, dataset, run, n, backbone.last.dim) for n, run in jobs]
@@ -169,9 +190,8 @@ def _study(kind: type[FinetuneParams], params_json: str) -> Study:
     placed = [
         finetune.Run(np.searchsorted(rows, run.samples), run.given, run.flipped, run.start, run.order) for run in drawn
     ]
-    schedule = finetune.Schedule(
-        params.optimizer, params.learning_rate, finetune.log_spaced(params.n_epochs, WATCHED), params.batch_size
-    )
+    epochs = finetune.log_spaced(params.n_epochs, WATCHED) if followed else (0, params.n_epochs)
+    schedule = finetune.Schedule(params.optimizer, params.learning_rate, epochs, params.batch_size)
     trained = finetune.finetune(
         backbone.last,
         head,
@@ -183,13 +203,6 @@ def _study(kind: type[FinetuneParams], params_json: str) -> Study:
         dataset.labels[test],
         device=params.device,
     )
-    tokens = backbone.last.tokens(hidden.hidden, hidden.mask, test_rows)
-
-    def accuracy(maps: last_layer.QueryKey) -> float:
-        found = head(finetune.class_vectors(backbone.last, maps, tokens)[0]).argmax(-1).cpu().numpy()
-        return float((found == dataset.labels[test]).mean())
-
-    own = backbone.last.pretrained
     by_job = dict(zip(jobs, zip(placed, trained, strict=True), strict=True))
     return Study(
         params,
@@ -201,17 +214,42 @@ def _study(kind: type[FinetuneParams], params_json: str) -> Study:
         test_rows,
         {n: [by_job[n, run][0] for run in range(params.n_seeds)] for n in grid},
         {n: [by_job[n, run][1] for run in range(params.n_seeds)] for n in grid},
-        accuracy(own),
-        accuracy(own.map(torch.zeros_like)),
     )
 
 
+@lru_cache(maxsize=8)
+def _phase_one(
+    source: str, backbone: str, reading: tuple, n_pretrain: int, n_test: int, seed: int, device: str
+) -> tuple[sources.Dataset, Backbone, finetune.Head, np.ndarray]:
+    """Data set, backbone, head, and the places of the test samples: the same in every study that shares these."""
+    dataset = sources.load(source)
+    loaded = backbones.load(backbone, dataset, device=device, **dict(reading))
+    rng = ChapterParams(seed=seed).generator(0, study="finetuning", source=source, part="phase 1, test")
+    pretraining = np.sort(rng.permutation(dataset.pretraining)[:n_pretrain])
+    test = np.sort(rng.permutation(dataset.test)[:n_test])
+    return dataset, loaded, _head(loaded, dataset, pretraining), test
+
+
 def _head(backbone: Backbone, dataset: sources.Dataset, samples: np.ndarray) -> finetune.Head:
-    vectors = torch.tensor(features.class_vectors(backbone, dataset, samples), device=backbone.last.device)
-    labels, n_classes = dataset.labels[samples], dataset.source.n_classes
-    if backbone.pooler is None:
-        return finetune.linear_head(vectors, labels, n_classes)
-    return finetune.pooled_head(vectors, labels, n_classes, backbone.pooler)
+    """The head of phase 1, kept in the cache; trained on one thread: the number of threads changes nothing."""
+    vectors, labels = features.class_vectors(backbone, dataset, samples), dataset.labels[samples]
+    device, n_classes = backbone.last.device, dataset.source.n_classes
+    settings = [n_classes, finetune.L2, finetune.POOLED_EPOCHS, finetune.POOLED_LEARNING_RATE]
+    content = hashlib.sha256(json.dumps(settings).encode() + vectors.tobytes() + labels.tobytes()).hexdigest()[:16]
+
+    def train(inputs: torch.Tensor) -> finetune.Head:
+        if backbone.pooler is None:
+            return finetune.linear_head(inputs, labels, n_classes)
+        return finetune.pooled_head(inputs, labels, n_classes, backbone.pooler)
+
+    def make(folder: Path) -> None:
+        (head,) = devices.map_runs(train, [torch.tensor(vectors, device=device)], device)
+        parts = [head.weight, head.bias, *(head.pooler or ())]
+        np.savez(folder / "head.npz", *(part.cpu().numpy() for part in parts))
+
+    with np.load(cache.kept(f"heads/{backbone.key}-{content}", make) / "head.npz") as kept:
+        weight, bias, *pooler = (torch.tensor(kept[name], device=device) for name in kept.files)
+    return finetune.Head(weight, bias, tuple(pooler) or None)
 
 
 def measure(params: FinetuneParams) -> dict[str, Metric]:
@@ -276,9 +314,60 @@ def outcome(metrics: dict[str, Metric], n_train: int, label_noise: float) -> str
     return "harmful" if cost.low > MARGIN else "benign"
 
 
+def attention_shifts(found: Study) -> dict[str, Metric]:
+    """How far the flips moved the attention of position 0, at the largest n and lowest label noise above 0.
+
+    Total variation between training with flips and without, same start; mean over heads and samples, for flipped and
+    for kept ones, and their difference run by run.
+    """
+    n_train = found.params.finetune_n_train_grid[-1]
+    moved = []
+    for run, trained in zip(found.runs[n_train], found.trained[n_train], strict=True):
+        distance = np.abs(trained.attention[1] - trained.attention[0]).sum(-1).mean(-1) / 2
+        flipped = run.flipped[1]
+        moved.append([distance[where].mean() if where.any() else np.nan for where in (flipped, ~flipped)])
+    flipped, kept = np.array(moved).T
+    return {
+        "attention_shift_flipped": fraction_metric(flipped),
+        "attention_shift_kept": fraction_metric(kept),
+        "attention_shift_difference": seed_metric(flipped - kept, (-1, 1)),
+    }
+
+
+def token_snr(found: Study) -> float:
+    """A stand-in for the theory's SNR = |signal| / |noise| of one token, from cached hidden states.
+
+    signal^2: mean squared distance of the class means from their mean, less what class means of so many samples would
+    differ by chance; noise^2: mean squared distance of a single token from its class's mean. Tokens are the hidden
+    states at all positions but 0 on the clean labels of the training samples; each sample counts the same. The theory's
+    signal sits in one token; here it may be spread over many, so only comparisons mean something.
+    """
+    rows = np.unique(np.concatenate([run.samples for runs in found.runs.values() for run in runs]))
+    labels = found.dataset.labels[found.rows[rows]]
+    means, squares = [], []
+    for row in rows:
+        words = found.hidden.hidden[row, 1:][found.hidden.mask[row, 1:]].astype(np.float32)
+        if not len(words):
+            words = found.hidden.hidden[row, :1].astype(np.float32)
+        means.append(words.mean(0))
+        squares.append((words**2).sum(1).mean())
+    means, squares = np.array(means), np.array(squares)
+    centres, noise, chance = [], [], []
+    for label in np.unique(labels):
+        own = labels == label
+        centre = means[own].mean(0)
+        centres.append(centre)
+        noise.append(squares[own].mean() - centre @ centre)
+        chance.append(((means[own] - centre) ** 2).sum(1).mean() / max(own.sum() - 1, 1))
+    signal = ((centres - np.mean(centres, axis=0)) ** 2).sum(1).mean() - np.mean(chance) * (1 - 1 / len(centres))
+    return float(np.sqrt(max(signal, 0.0) / np.mean(noise)))
+
+
 def noise_sweep(params: FinetuneParams) -> Study:
     """More levels of label noise, 0 … 0.2, at `sweep_n`."""
-    return study(params.replace(finetune_n_train_grid=[params.sweep_n], label_noise_grid=list(SWEEP_LEVELS)))
+    return study(
+        params.replace(finetune_n_train_grid=[params.sweep_n], label_noise_grid=list(SWEEP_LEVELS)), followed=False
+    )
 
 
 def _known(name: str, value: str, known: dict) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import interpolate
 from torch.nn.utils.rnn import pad_sequence
 
-from benign_attention.devices import resolve
+from benign_attention.devices import one_thread, resolve
 from benign_attention.parameters import ParameterError
 from benign_attention.realdata import hub
 from benign_attention.realdata.last_layer import LastLayer, from_bert, from_vit
@@ -68,6 +68,13 @@ _ALL = (
         licence="MIT, as this book",
         megabytes=0.6,
         origin="trained here on the clean part `pretraining` of the source",
+    ),
+    Origin(
+        name="vit-tiny-scratch",
+        kind="image",
+        licence="MIT, as this book",
+        megabytes=0.1,
+        origin="as vit-small-scratch, but smaller and trained in seconds: to try things out",
     ),
     Origin(
         name="google/vit-base-patch16-224-in21k",
@@ -148,8 +155,8 @@ def load(
     """The backbone called `name`, one of `BACKBONES`, for the samples of `dataset`.
 
     max_tokens : longer texts are cut. special_tokens : whether texts are put between [CLS] and [SEP]; without, as in
-    Sakamoto & Sato's code, position 0 is the first word piece. Images do not ask. `vit-small-scratch` is trained on the
-    data set's part `pretraining` on first use.
+    Sakamoto & Sato's code, position 0 is the first word piece. Images do not ask. `vit-small-scratch` and
+    `vit-tiny-scratch` are trained on the data set's part `pretraining` on first use.
 
     Raises
     ------
@@ -166,7 +173,7 @@ def load(
     if not 3 <= max_tokens <= 512:
         raise ParameterError(f"max_tokens must be a whole number from 3 to 512, got {max_tokens!r}")
     target = resolve(device)
-    if name == "vit-small-scratch":
+    if name in ("vit-small-scratch", "vit-tiny-scratch"):
         return _scratch(name, dataset, target)
     folder = weights_folder(name)
     model = whole(name).to(target)
@@ -255,10 +262,14 @@ def _vit(name: str, folder: Path, model: ViTModel) -> Backbone:
 def _scratch(name: str, dataset: Dataset, device: torch.device) -> Backbone:
     from benign_attention.realdata import scratch_vit
 
-    chosen = dataset.pretraining
-    model, digest = scratch_vit.trained(dataset.inputs[chosen], dataset.labels[chosen], dataset.source.n_classes)
+    chosen, (height, width) = dataset.pretraining, dataset.inputs.shape[1:3]
+    model, digest = scratch_vit.trained(
+        dataset.inputs[chosen],
+        dataset.labels[chosen],
+        dataset.source.n_classes,
+        scratch_vit.quick(height) if name == "vit-tiny-scratch" else None,
+    )
     model = model.to(device)
-    height, width = dataset.inputs.shape[1:3]
     patch = model.patches.patch_size
     return Backbone(
         name=name,
@@ -266,7 +277,7 @@ def _scratch(name: str, dataset: Dataset, device: torch.device) -> Backbone:
         key=_key(digest),
         last=from_vit(model.blocks[-1], model.norm),
         pooler=None,
-        below=model.below,
+        below=one_thread()(model.below),
         prepared=model.prepared,
         grid=(height // patch[0], width // patch[1]),
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from benign_attention.realdata import cache
 from benign_attention.realdata.backbones import Backbone

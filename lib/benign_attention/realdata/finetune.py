@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch.nn.functional import cross_entropy, linear
 from tqdm import tqdm
 
@@ -73,7 +74,7 @@ def linear_head(vectors: torch.Tensor, labels: np.ndarray, n_classes: int) -> He
         raise ParameterError(f"labels must contain each of the {n_classes} classes, got {np.unique(labels).tolist()}")
     rows = 2 if n_classes == 2 else 1  # two classes: scikit-learn's one row is the difference of our two
     regression = LogisticRegression(C=rows / (L2 * len(labels)), tol=1e-6, max_iter=MAX_ITERATIONS)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), threadpool_limits(1):  # threads wait for each other at every one of many small sums
         warnings.simplefilter("error", ConvergenceWarning)
         try:
             regression.fit(vectors.double().cpu().numpy(), labels)

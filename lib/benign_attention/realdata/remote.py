@@ -145,7 +145,7 @@ def _download_repository(source: Source, folder: Path) -> None:
 
 
 def _progress(part, column: str, source: Source) -> Iterator[np.ndarray | str]:
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     for value in tqdm(part[column], desc=source.name, total=len(part)):
         yield np.asarray(value, np.uint8) if source.kind == "image" else " ".join(value.split())

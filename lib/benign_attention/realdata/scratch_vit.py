@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTLayer, ViTPatchEmbeddings
 
+from benign_attention.devices import one_thread
 from benign_attention.realdata import cache
 
 WEIGHTS = "model.safetensors"
@@ -48,6 +49,13 @@ class ScratchConfig:
     weight_decay: float = 0.05
     shift: int = 2
     seed: int = 0
+
+
+def quick(side: int) -> ScratchConfig:
+    """One that is trained in a second or two, to try things out: 16 patches and half of all else."""
+    return ScratchConfig(
+        patch_size=side // 4, dim=32, n_blocks=2, n_heads=2, mlp_dim=64, class_token_block=1, n_steps=100, shift=1
+    )
 
 
 class ScratchViT(nn.Module):
@@ -98,14 +106,10 @@ class ScratchViT(nn.Module):
 def train(model: ScratchViT, images: np.ndarray, labels: np.ndarray, config: ScratchConfig) -> None:
     """Cross-entropy on the images (N, H, W, C) uint8 with labels (N,), in place.
 
-    On one thread: nearly as fast at this size, and the weights do not depend on how many cores there are.
+    On one thread, so that the weights do not depend on how many cores there are.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         _train(model, images, labels, config)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _train(model: ScratchViT, images: np.ndarray, labels: np.ndarray, config: ScratchConfig) -> None:
