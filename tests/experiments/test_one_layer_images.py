@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from benign_attention.experiments import one_layer_images as chapter
-from benign_attention.experiments import real_images
 from benign_attention.figures import one_layer_images as figures
 from benign_attention.parameters import ParameterError
 from benign_attention.realdata import binary, sources
@@ -214,10 +213,3 @@ def test_more_noise_keeps_the_flips_of_less(found):
     low, high = chapter.fit(SMALL, 0, 40, (0.2, 0.45), False)
     assert high.is_flipped[low.is_flipped].all() and high.is_flipped.sum() > low.is_flipped.sum()
     assert low.steps.tolist() == [SMALL.n_steps]
-
-
-def test_the_chapter_measures_what_part_one_measures(measured):
-    params = real_images.Params(**SMALL.model_dump())
-    assert {k: m.per_seed for k, m in real_images.measure(params).items() if k in measured} == {
-        k: m.per_seed for k, m in measured.items()
-    }

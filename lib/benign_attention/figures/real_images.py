@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from benign_attention.experiments.real_images import Exploration
+from benign_attention.experiments.real_images import CONTROL_SEEDS, Exploration
 from benign_attention.figures.style import PALETTE, band
 
 SHOWN = 3  # of each kind
@@ -22,7 +22,7 @@ def learning_rates(found: Exploration) -> Figure:
     styles = (("fourth", "^", ":"), ("clean", "o", "-"), ("noisy", "s", "--"))
     for ax, (name, title, bounds) in zip(axes, panels, strict=True):
         for (rate, study), (color, marker, line) in zip(found.rates.items(), styles, strict=True):
-            values = study.history(name, found.study.params.sweep_n)[:, 1]
+            values = study.history(name, found.study.params.sweep_n)[:CONTROL_SEEDS, 1]
             style = {"marker": marker, "linestyle": line, "markersize": 5}
             band(ax, study.epochs, values, f"{rate:.2g}", PALETTE[color], bounds, **style)
         ax.set_xscale("symlog", linthresh=1)
@@ -41,8 +41,9 @@ def attention_on_images(found: Exploration) -> Figure:
     study, seen = found.study, found.memorised[0]
     run = study.runs[study.params.sweep_n][0]
     names, grid = study.dataset.source.class_names, study.backbone.grid
-    kept, memorised = ~run.flipped[1] & seen.fitted[1], run.flipped[1] & seen.fitted[1]
-    shown = np.r_[np.flatnonzero(kept)[:SHOWN], np.flatnonzero(memorised)[:SHOWN]]
+    memorised = run.flipped[1] & seen.fitted[1]
+    shown = np.r_[np.flatnonzero(~run.flipped[1])[:SHOWN], np.flatnonzero(memorised)[:SHOWN]]
+    shown = shown if len(shown) else np.array([0])
     figure, axes = plt.subplots(3, len(shown), figsize=(1.3 * len(shown), 4.2), squeeze=False)
     on_patches = seen.attention[:2, :, 1:]
     top = on_patches[:, shown].max()

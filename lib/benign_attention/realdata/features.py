@@ -71,7 +71,7 @@ def _run(
     backbone: Backbone, dataset: Dataset, samples: np.ndarray
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
     title = f"{backbone.name} reads {len(samples)} samples of {dataset.source.name}"
-    with tqdm(total=len(samples), desc=title, leave=False, delay=1) as bar:
+    with tqdm(total=len(samples), desc=title, leave=False, delay=1, mininterval=1.0) as bar:
         for rows, states, mask in backbone.hidden(dataset.inputs[samples]):
             yield rows, states, mask
             bar.update(len(rows))

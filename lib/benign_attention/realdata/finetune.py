@@ -241,6 +241,7 @@ def finetune(
         unit_scale=True,
         desc="fine-tuning",
         delay=BAR_DELAY,
+        mininterval=1.0,
         disable=not progress,
         leave=False,
     )

@@ -126,7 +126,7 @@ def _train(model: ScratchViT, images: np.ndarray, labels: np.ndarray, config: Sc
     )
     model.train()
     coming = torch.empty(0, dtype=torch.int64)
-    for _ in tqdm(range(config.n_steps), desc="training a small ViT", leave=False, delay=1):
+    for _ in tqdm(range(config.n_steps), desc="training a small ViT", leave=False, delay=1, mininterval=1.0):
         if not len(coming):
             coming = torch.randperm(n, generator=shuffled)
         batch, coming = coming[: config.batch_size], coming[config.batch_size :]
@@ -144,6 +144,8 @@ def trained(
     images: np.ndarray, labels: np.ndarray, n_classes: int, config: ScratchConfig | None = None
 ) -> tuple[ScratchViT, str]:
     """The network trained on these images, kept in the cache; and the SHA-256 of its weights' file.
+
+    Its class token enters the last block as the same vector for every image: one query for all (prop-one-query).
 
     images : (N, side, side, channels) uint8; labels : (N,) in 0..n_classes-1. Images of less than 16 pixels a side are
     cut into patches of 2 x 2 and moved by a pixel at most, unless `config` says otherwise.
