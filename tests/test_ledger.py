@@ -60,6 +60,10 @@ def test_a_claim_that_is_marked_not_run_needs_no_record_and_names_the_command():
 def test_smoke_scale_decides_nothing():
     (entry,) = ledger.from_records([claim()], records("smoke", error=seed_metric([0.01, 0.02, 0.03])))
     assert entry.verdict.outcome == "inconclusive" and entry.p_value is None
+    (unmeasured,) = ledger.from_records([claim()], records("smoke"))
+    assert unmeasured.verdict.outcome == "inconclusive"
+    (needs_more,) = ledger.from_records([claim(command="with a network")], records("smoke"))
+    assert needs_more.verdict.outcome == "not run"
 
 
 def test_a_verdict_is_supported_exactly_when_its_p_value_is_below_five_per_cent():

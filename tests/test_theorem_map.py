@@ -157,5 +157,8 @@ def test_an_equation_has_a_row_once_a_docstring_names_it(tmp_path):
 def test_markdown_has_a_definition_for_each_row(tmp_path):
     lines = theorem_map.markdown_lines(project(tmp_path))
     place = lines.index("{prf:ref}`thm-nothing` in {doc}`tiny`")
-    assert lines[place + 1 : place + 3] == [": computed by `theory.nothing`", ": held by `test_theory.py::test_nothing`"]
+    assert lines[place + 1 : place + 3] == [
+        ": computed by `theory.nothing`",
+        ": held by `test_theory.py::test_nothing`",
+    ]
     assert sum(line.startswith(": computed by") for line in lines) == 2

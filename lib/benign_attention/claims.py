@@ -126,7 +126,7 @@ def judge(claim: Claim, metrics: dict[str, Metric], scale: str = "") -> Verdict:
             outcome = "supported in part"
     if outcome == "not run" and claim.command:
         details.append(f"to run it: {claim.command}")
-    if scale == "smoke" and outcome != "not run":
+    if scale == "smoke" and not (outcome == "not run" and claim.command):
         outcome = "inconclusive"
         details.append("smoke scale is too small to decide anything")
     return Verdict(claim, outcome, tuple(details))
