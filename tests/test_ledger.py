@@ -11,6 +11,8 @@ from benign_attention.claims import Claim, load_claims
 from benign_attention.cli import main
 from benign_attention.records import Metric, Record, seed_metric, write_json
 
+METRIC = {"value": 1.0, "low": 0.9, "high": 1.1, "n_seeds": 1, "per_seed": [1.0], "kind": "95 % t interval over seeds"}
+
 
 def claim(name="X-1", **changes) -> Claim:
     fields = {
@@ -98,6 +100,7 @@ def test_holm_is_the_textbook_procedure():
     assert ledger.holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]  # against .05/3, -, .05/2, .05/4
     assert ledger.holm([None, 0.04]) == [None, True]
     assert ledger.holm([]) == []
+    assert ledger.holm([0.001, float("nan"), 0.9]) == [True, None, False]
 
 
 def test_holm_errs_in_no_more_than_five_per_cent_of_ledgers():
@@ -131,3 +134,29 @@ def test_the_command_fails_when_a_verdict_changes_or_a_record_is_missing(tmp_pat
 def test_the_command_refuses_what_it_cannot_judge(arguments, capsys):
     assert main(["claims", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: "{",
+        lambda data: "",
+        lambda data: "[]",
+        lambda data: json.dumps({**data, "metrics": None}),
+        lambda data: json.dumps({**data, "more": 1}),
+        lambda data: json.dumps({**data, "chapter": "data_model"}),
+        lambda data: json.dumps({**data, "scale": "paper"}),
+        lambda data: json.dumps({**data, "metrics": {"error": {"value": 1}}}),
+        lambda data: json.dumps({**data, "metrics": {**data["metrics"], "x": {**METRIC, "low": "much"}}}),
+        lambda data: json.dumps({**data, "metrics": {**data["metrics"], "x": {**METRIC, "per_seed": [float("nan")]}}}),
+    ],
+)
+def test_the_command_refuses_a_file_that_is_not_the_record_it_should_be(spoil, tmp_path, capsys):
+    for file in (paths.RECORDS / "reader").glob("*.json"):
+        text = file.read_text(encoding="utf-8")
+        (tmp_path / "reader").mkdir(exist_ok=True)
+        spoilt = spoil(json.loads(text)) if file.stem == "two_step_gd" else text
+        (tmp_path / "reader" / file.name).write_text(spoilt, encoding="utf-8")
+    assert main(["claims", "--records", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "two_step_gd.json must be a record of two_step_gd" in line

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 from scipy import stats
 
 from benign_attention import paths
 from benign_attention.claims import Claim, Condition, Region, Verdict, judge, load_claims
+from benign_attention.parameters import ParameterError
 from benign_attention.records import Metric, Record, read_record
 
 LEVEL = 0.05
+_CHECKED = TypeAdapter(Record)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,10 @@ class Entry:
 def entries(scale: str, records: Path = paths.RECORDS, claims: list[Claim] | None = None) -> list[Entry]:
     """The ledger at `scale`, in the order of `book/claims.yml`, from the files `records`/`scale`/<chapter>.json."""
     claims = load_claims() if claims is None else claims
-    found = {chapter: _record(records / scale / f"{chapter}.json") for chapter in {claim.chapter for claim in claims}}
+    found = {
+        chapter: _record(records / scale / f"{chapter}.json", chapter, scale)
+        for chapter in {claim.chapter for claim in claims}
+    }
     return from_records(claims, found)
 
 
@@ -110,8 +116,9 @@ def _condition_p_value(condition: Condition, region: Region, metrics: dict[str, 
 
 def holm(p_values: list[float | None], level: float = LEVEL) -> list[bool | None]:
     """Which hypotheses Holm's step-down procedure rejects at a family-wise error of `level`; None stays None."""
-    order = sorted((i for i, p in enumerate(p_values) if p is not None), key=lambda i: p_values[i])
-    rejected: list[bool | None] = [None if p is None else False for p in p_values]
+    defined = [i for i, p in enumerate(p_values) if p is not None and not math.isnan(p)]
+    order = sorted(defined, key=lambda i: p_values[i])
+    rejected: list[bool | None] = [False if i in defined else None for i in range(len(p_values))]
     for rank, i in enumerate(order):
         if p_values[i] > level / (len(order) - rank):
             break
@@ -119,5 +126,19 @@ def holm(p_values: list[float | None], level: float = LEVEL) -> list[bool | None
     return rejected
 
 
-def _record(path: Path) -> Record | None:
-    return read_record(path) if path.is_file() else None
+def _record(path: Path, chapter: str, scale: str) -> Record | None:
+    if not path.is_file():
+        return None
+    try:
+        record = _CHECKED.validate_python(asdict(read_record(path)))
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        reason = str(error).splitlines()
+        raise ParameterError(
+            f"{path} must be a record of {chapter}: {type(error).__name__} {' '.join(reason[:2])}"
+        ) from None
+    if (record.chapter, record.scale) != (chapter, scale):
+        raise ParameterError(
+            f"{path} must be a record of {chapter} at scale {scale}, "
+            f"got one of {record.chapter} at scale {record.scale}"
+        )
+    return record

@@ -43,7 +43,7 @@ class Metric:
     def __str__(self) -> str:
         if self.value is None:
             return "undefined"
-        if self.low is None:
+        if self.low is None or self.high is None:
             return f"{self.value:.3g}"
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
@@ -96,8 +96,12 @@ def make_record(chapter: str, params: ChapterParams, metrics: dict[str, Metric])
 
 
 def read_record(path: Path) -> Record:
-    data = json.loads(Path(path).read_text(encoding="utf-8"))
+    data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_not_a_number)
     return Record(**{**data, "metrics": {name: Metric(**m) for name, m in data["metrics"].items()}})
+
+
+def _not_a_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def scale_values(chapter: str, scale: str) -> dict:

@@ -11,6 +11,7 @@ from benign_attention.experiments.finetuning import FinetuneParams
 from benign_attention.experiments.real_text import Params
 from benign_attention.parameters import ParameterError
 from benign_attention.realdata import sources
+from benign_attention.realdata.catalogue import NOISY
 from benign_attention.records import seed_metric
 
 TINY = Params(
@@ -40,6 +41,7 @@ def cache(tmp_path_factory):
         ({"finetune_n_train_grid": [200, 20]}, "finetune_n_train_grid must increase"),
         ({"finetune_n_train_grid": [1001]}, "finetune_n_train_grid must be at most 1000 for source mnist5k"),
         ({"label_noise_grid": [0.1, 0.2]}, "label_noise_grid must start with 0"),
+        ({"label_noise_grid": [0.0, 0.1, 0.10000001]}, "label_noise_grid must differ in the first six digits"),
         ({"label_noise_grid": [0.0]}, "label_noise_grid must be a list of at least 2 numbers"),
         ({"label_noise_grid": [0.0, 0.9]}, "label_noise_grid must stay below 0.9"),
         ({"optimizer": "adam"}, "optimizer must be one of adamw, sgd, gd"),
@@ -49,6 +51,19 @@ def test_a_mistake_is_named_in_one_line(change, named):
     with pytest.raises(ParameterError, match=named) as found:
         FinetuneParams(**change)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_the_largest_n_is_known_without_loading_the_data(name):
+    assert len(sources.load(name).noisy) == NOISY[name]
+
+
+def test_too_few_clean_images_name_the_parameter():
+    few = FinetuneParams(
+        source="digits8", backbone="vit-tiny-scratch", finetune_n_train_grid=[20], n_pretrain=10, n_test=40
+    )
+    with pytest.raises(ParameterError, match="n_pretrain must be large enough for clean samples of all 10 classes"):
+        finetuning.study(few)
 
 
 def test_no_network_source_is_loaded_before_it_is_needed(monkeypatch):

@@ -6,6 +6,9 @@ import pytest
 from benign_attention.claims import load_claims
 from benign_attention.experiments import real_text
 from benign_attention.experiments.real_text import Params
+from benign_attention.figures import finetuning as figures
+from benign_attention.figures import real_text as text_figures
+from benign_attention.parameters import ParameterError
 
 SMALL = Params(
     finetune_n_train_grid=[16, 32],
@@ -40,6 +43,23 @@ def test_flipped_labels_are_memorised_when_training_is_long_and_not_when_it_is_s
     assert slow["lowest_noisy_train_accuracy_noise0.3"].value < 0.5 and slow["highest_train_loss_noise0.3"].value > 0.5
     assert abs(slow["attention_rise_n32_noise0.3"].value) < 0.001
     assert abs(slow["noise_cost_n32_noise0.3"].value) < 0.02 and abs(slow["test_change_noise0.3"].value) < 0.1
+
+
+def test_what_the_second_set_of_texts_refuses_is_said_at_once():
+    with pytest.raises(ParameterError, match=r"label_noise_grid must stay below 0.75.*second set of texts, news4"):
+        Params(source="r8", label_noise_grid=[0.0, 0.8])
+    assert Params(source="r8", label_noise_grid=[0.0, 0.8], sections="point").source == "r8"
+    with pytest.raises(ParameterError, match="learning_rate must be at most 1e\\+14, got 5e\\+14"):
+        Params(learning_rate=5e14)
+
+
+@pytest.mark.parametrize(("n_train", "noise"), [(16, 0.001), (2, 0.74)])
+def test_training_sets_without_kept_or_without_flipped_labels_are_shown(n_train, noise):
+    few = SMALL.replace(finetune_n_train_grid=[n_train], label_noise_grid=[0.0, noise], n_epochs=1)
+    found = real_text.explore(few)
+    assert (found.flipped is None) == (noise < 0.1) and (found.kept is None or noise < 0.1)
+    for figure in (figures.over_n(found.main), text_figures.words(found)):
+        figure.canvas.draw()
 
 
 def test_the_change_over_n_also_goes_by_the_name_of_what_was_run():

@@ -18,7 +18,7 @@ from transformers import BertConfig, BertModel
 
 from benign_attention.parameters import ParameterError
 from benign_attention.realdata import backbones
-from benign_attention.realdata.backbones import BACKBONES, PACKAGE, WEIGHTS, enlarged, load, whole
+from benign_attention.realdata.backbones import PACKAGE, WEIGHTS, enlarged, load, whole
 from benign_attention.realdata.sources import SourceError
 
 
@@ -165,15 +165,21 @@ class FakePackage:
         return self.folder
 
 
-def test_minilm_with_other_weights_is_refused_in_one_line(monkeypatch, tmp_path):
-    (tmp_path / WEIGHTS).write_bytes(b"not the weights")
+@pytest.mark.parametrize("altered", ["config.json", WEIGHTS, "tokenizer.json"])
+def test_minilm_with_an_altered_file_is_refused_in_one_line(altered, monkeypatch, tmp_path):
+    for name in ("config.json", WEIGHTS, "tokenizer.json"):
+        (tmp_path / name).symlink_to(backbones.weights_folder("minilm") / name)
+    (tmp_path / altered).unlink()
+    (tmp_path / altered).write_bytes(b"{}")
     monkeypatch.setattr(metadata, "distribution", lambda name: FakePackage(tmp_path))
     with pytest.raises(SourceError) as error:
         load("minilm", TEXTS)
-    found = hashlib.sha256(b"not the weights").hexdigest()
-    expected = f"minilm cannot be had: {WEIGHTS} of package {PACKAGE} has SHA-256 {found}, expected "
-    assert str(error.value).startswith(expected + BACKBONES["minilm"].hash)
-    assert "\n" not in str(error.value)
+    found = hashlib.sha256(b"{}").hexdigest()
+    expected = f"minilm cannot be had: {altered} of package {PACKAGE} has SHA-256 {found}, expected "
+    assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+    (tmp_path / altered).unlink()
+    with pytest.raises(SourceError, match="not, or not completely, installed"):
+        load("minilm", TEXTS)
 
 
 def test_minilm_without_its_package_says_how_to_get_it(monkeypatch):

@@ -1,5 +1,6 @@
 import pytest
 
+from benign_attention.parameters import ParameterError
 from benign_attention.realdata import cache
 
 
@@ -82,3 +83,24 @@ def test_another_process_that_was_faster_wins():
 
     assert (cache.kept("entry", slow) / "a.bin").read_bytes() == b"0123456789" * 1000
     assert [path.name for path in cache.folder().iterdir()] == ["entry"]
+
+
+@pytest.mark.parametrize("broken", ["dangling link", "link", "only a manifest"])
+def test_entries_that_are_no_folder_of_files_are_made_again(broken, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    if broken == "only a manifest":
+        (tmp_path / "entry").mkdir()
+        (tmp_path / "entry" / cache.MANIFEST).write_text("{}")
+    else:
+        (tmp_path / "entry").symlink_to(tmp_path / ("elsewhere" if broken == "link" else "nowhere"))
+    with pytest.warns(UserWarning, match="made again"):
+        entry = cache.kept("entry", lambda folder: (folder / "file").write_text("content"))
+    assert (entry / "file").read_text() == "content" and not entry.is_symlink()
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(ParameterError, match="BENIGN_ATTENTION_CACHE must be a folder that can be written"):
+        cache.kept("entry", lambda folder: None)

@@ -270,3 +270,25 @@ def test_impossible_runs_are_refused(change, message):
 def test_labels_without_one_of_the_classes_are_refused():
     with pytest.raises(ParameterError, match="labels must contain each of the 3 classes"):
         ft.linear_head(torch.zeros(4, DIM), np.array([0, 0, 1, 1]), 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"test_labels": np.array([0, 1])}, "test_labels"),
+        ({"mask": np.ones((SAMPLES, 1), bool)}, "mask"),
+        ({"mask": np.ones((SAMPLES + 1, 5), bool)}, "mask"),
+        ({"runs": []}, "runs"),
+        ({"runs": [replace(some_run(), given=some_run().given * 1.0)]}, "given"),
+        ({"runs": [replace(some_run(), samples=some_run().samples * 1.0)]}, "samples"),
+    ],
+)
+def test_arrays_that_do_not_match_are_refused_by_name(changed, named):
+    full = tiny("bert")
+    arguments = {"mask": full.mask, "runs": [some_run()], "test_labels": TEST_LABELS, **changed}
+    schedule = Schedule("gd", 0.1, (0, 1))
+    with pytest.raises(ParameterError, match=f"^{named} must"):
+        ft.finetune(
+            full.last, some_head(pooler=True), full.hidden, arguments["mask"], arguments["runs"], schedule, TEST,
+            arguments["test_labels"], "cpu",
+        )  # fmt: skip

@@ -21,7 +21,7 @@ from benign_attention import devices
 from benign_attention.parameters import ChapterParams, ParameterError, Positive, SamplesCount, StepsCount
 from benign_attention.realdata import backbones, cache, features, finetune, last_layer, sources
 from benign_attention.realdata.backbones import BACKBONES, Backbone
-from benign_attention.realdata.catalogue import SOURCES
+from benign_attention.realdata.catalogue import NOISY, SOURCES
 from benign_attention.records import Metric, fraction_metric, seed_metric
 
 MARGIN = 0.02  # about the 95 % error that 1000 test samples leave between two models that disagree on a tenth of them
@@ -71,14 +71,16 @@ class FinetuneParams(ChapterParams):
                 f"label_noise_grid must stay below {highest:g}, where labels say nothing, "
                 f"got {self.label_noise_grid[-1]:g}"
             )
-        if not source.needs:
-            self.check_size(sources.load(self.source))
+        if len({f"{level:g}" for level in self.label_noise_grid}) < len(self.label_noise_grid):
+            raise ParameterError(f"label_noise_grid must differ in the first six digits, got {self.label_noise_grid}")
+        if self.source in NOISY:
+            self.check_size(NOISY[self.source])
 
-    def check_size(self, dataset: sources.Dataset) -> None:
+    def check_size(self, n_noisy: int) -> None:
         """Refuse an n that is larger than the part of the data set that is set aside for phase 2."""
-        if self.finetune_n_train_grid[-1] > len(dataset.noisy):
+        if self.finetune_n_train_grid[-1] > n_noisy:
             raise ParameterError(
-                f"finetune_n_train_grid must be at most {len(dataset.noisy)} for source {self.source}, "
+                f"finetune_n_train_grid must be at most {n_noisy} for source {self.source}, "
                 f"got {self.finetune_n_train_grid[-1]}"
             )
 
@@ -175,7 +177,7 @@ def study(params: FinetuneParams, followed: bool = True) -> Study:
 @lru_cache(maxsize=16)
 def _study(kind: type[FinetuneParams], params_json: str, followed: bool) -> Study:
     params = kind(**json.loads(params_json))
-    params.check_size(sources.load(params.source))
+    params.check_size(len(sources.load(params.source).noisy))
     reading = tuple(params.reading().items())
     ready = _phase_one(
         params.source, params.backbone, reading, params.n_pretrain, params.n_test, params.seed, params.device
@@ -234,6 +236,11 @@ def _head(backbone: Backbone, dataset: sources.Dataset, samples: np.ndarray) -> 
     """The head of phase 1, kept in the cache; trained on one thread: the number of threads changes nothing."""
     vectors, labels = features.class_vectors(backbone, dataset, samples), dataset.labels[samples]
     device, n_classes = backbone.last.device, dataset.source.n_classes
+    if backbone.pooler is None and len(np.unique(labels)) < n_classes:
+        raise ParameterError(
+            f"n_pretrain must be large enough for clean samples of all {n_classes} classes of {dataset.source.name}, "
+            f"got {len(samples)} samples of {len(np.unique(labels))} classes"
+        )
     settings = [n_classes, finetune.L2, finetune.POOLED_EPOCHS, finetune.POOLED_LEARNING_RATE]
     content = hashlib.sha256(json.dumps(settings).encode() + vectors.tobytes() + labels.tobytes()).hexdigest()[:16]
 

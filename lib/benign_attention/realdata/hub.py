@@ -95,5 +95,5 @@ def _ask(address: str) -> None:
         urlopen(address, timeout=TIMEOUT).close()
     except HTTPError as problem:
         raise CannotBeHad(f"the hub answers {problem.code} {problem.reason}") from None
-    except (URLError, OSError) as problem:
+    except (URLError, OSError, ValueError) as problem:
         raise CannotBeHad(f"the hub cannot be reached ({getattr(problem, 'reason', problem)})") from None
