@@ -24,7 +24,7 @@ class Project:
     def __init__(self, root):
         self.root = root
         root.mkdir()
-        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", "data-packages.txt"):
             shutil.copy(paths.ROOT / name, root / name)
         (root / "python").write_text(FAKE_PYTHON)
         (root / "python").chmod(0o755)
