@@ -26,7 +26,7 @@ def test_chapters_lists_every_chapter_with_types_defaults_and_help(capsys):
     status, out, _ = call(capsys, "chapters")
     assert status == 0
     assert [line for line in out.splitlines() if not line.startswith(" ")] == list(CHAPTERS)
-    assert out.count("n_seeds: int = ") == len(CHAPTERS)
+    assert out.count("\n  n_seeds: int = ") == len(CHAPTERS)
 
 
 @pytest.mark.parametrize(
