@@ -72,6 +72,14 @@ def test_findings_take_every_number_from_a_record(build):
     assert 'alt="&lt;fig-delay-clock&gt;"' in html
 
 
+def test_findings_of_another_scale_say_so(build):
+    assert "The sentences are about the reader scale" not in built_pages.findings(build)
+    record = {**committed("data_model"), "scale": "smoke"}
+    cells = [{"metadata": {}, "outputs": [{"data": {MIME: record}}]}]
+    (build.executed / "book/data_model.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert "made at smoke scale. The sentences are about the reader scale" in built_pages.findings(build)
+
+
 def test_findings_name_figures_claims_and_kinds_that_exist():
     found, claims = built_pages.load_findings(), {claim.id for claim in load_claims()}
     assert len({one["id"] for one in found}) == len(found)

@@ -78,7 +78,14 @@ def findings(build: Build) -> str:
     for kind, heading in KINDS.items():
         items = "".join(_finding(one, records, build) for one in found if one["kind"] == kind)
         sections.append(f'<section id="findings-{kind}"><h2>{heading}</h2>{items}</section>')
-    return f'<div class="findings">{"".join(sections)}</div>'
+    other = sorted({record.scale for record in records.values() if record} - {"reader"})
+    note = (
+        f"<p><strong>These numbers were made at {' and '.join(other)} scale. The sentences are about the reader scale."
+        "</strong></p>"
+        if other
+        else ""
+    )
+    return f'<div class="findings">{note}{"".join(sections)}</div>'
 
 
 def _finding(one: dict, records: dict[str, Record | None], build: Build) -> str:

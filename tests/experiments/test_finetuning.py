@@ -25,13 +25,6 @@ TINY = Params(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BENIGN_ATTENTION_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -21,13 +21,6 @@ SMALL = Params(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BENIGN_ATTENTION_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def found(cache):
     return real_text.explore(SMALL)
