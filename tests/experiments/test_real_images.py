@@ -175,7 +175,7 @@ def test_dark_patches_hold_no_bright_pixel():
 def test_other_learning_rates_and_longer_training_share_samples_and_start(found):
     n, rate = found.study.params.sweep_n, SMALL.learning_rate
     assert list(found.rates) == [rate / 3, rate, 3 * rate]
-    assert found.longer.epochs[-1] == 5 * SMALL.n_epochs
+    assert found.longer.epochs[-1] == chapter.LONGER * SMALL.n_epochs
     for study in (*found.rates.values(), found.longer, found.sweep):
         start = [study.history("train_loss", n)[run, 0, 0] for run in range(2)]
         assert start == pytest.approx([found.study.history("train_loss", n)[run, 0, 0] for run in range(2)], rel=1e-5)

@@ -106,14 +106,9 @@ class OneLayerParams(ChapterParams):
         return SIDE_AND_CHANNELS[self.source][0]
 
     @property
-    def noise_n(self) -> int:
-        """The n at which the label noise is raised: the middle of the grid, rounded down."""
+    def controls_n(self) -> int:
+        """The n at which label noise is raised and one choice at a time is changed: the middle of the grid."""
         return self.n_train_grid[(len(self.n_train_grid) - 1) // 2]
-
-    @property
-    def choices_n(self) -> int:
-        """The n at which one choice at a time is changed: the largest but one, where fitting is hard but affordable."""
-        return self.n_train_grid[-2:][0]
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Choice:
-    """One change of what the authors do not publish, and what follows from it at `OneLayerParams.choices_n`."""
+    """One change of what the authors do not publish, and what follows from it at `OneLayerParams.controls_n`."""
 
     name: str
     train: Metric
@@ -173,7 +168,7 @@ class Exploration:
 
     fits, clean_fits: `[n][run]`, on the given labels and on the same images without flips; nearest, nearest_clean:
     (runs, n) test accuracy of the nearest training image's label, given or clean; noise_levels: (l,); noise_flipped,
-    noise_test: (runs, l), share of flipped labels fitted and test accuracy at `OneLayerParams.noise_n`.
+    noise_test: (runs, l), share of flipped labels fitted and test accuracy at `OneLayerParams.controls_n`.
     """
 
     fits: dict[int, list[Fit]]
@@ -336,12 +331,12 @@ def explore(params: OneLayerParams) -> Exploration:
 
     few = params.replace(n_seeds=min(params.n_seeds, CONTROL_SEEDS))
     there = _contrast_params(few)
-    at_one_n = few.replace(n_train_grid=[params.choices_n])
+    at_one_n = few.replace(n_train_grid=[params.controls_n])
     changed = {
         name: _jobs(at_one_n.replace(**change), (params.label_noise,), False)
         for name, change in other_choices(params).items()
     }
-    more_noise = _jobs(few.replace(n_train_grid=[params.noise_n]), NOISE_LEVELS, False)
+    more_noise = _jobs(at_one_n, NOISE_LEVELS, False)
     on_contrast = _jobs(there, (there.label_noise, 0.0), False)
     _train([*more_noise, *on_contrast, *(job for jobs in changed.values() for job in jobs)], params.device)
 
@@ -350,11 +345,13 @@ def explore(params: OneLayerParams) -> Exploration:
     )
     metrics[params.named("contrast_test_gain")] = seed_metric(_gain(contrast.test), (-1, 1))
     metrics[params.named("contrast_noise_cost")] = seed_metric((contrast.without - contrast.test)[:, -1], (-1, 1))
-    by_level = {0.0: without[params.noise_n], params.label_noise: trained[params.noise_n]}
-    by_level |= {level: found[params.noise_n] for level, found in zip(NOISE_LEVELS, _collect(more_noise), strict=True)}
+    by_level = {0.0: without[params.controls_n], params.label_noise: trained[params.controls_n]}
+    by_level |= {
+        level: found[params.controls_n] for level, found in zip(NOISE_LEVELS, _collect(more_noise), strict=True)
+    }
     by_level = {level: found[: few.n_seeds] for level, found in sorted(by_level.items())}
-    choices = {"as in this chapter": trained[params.choices_n][: few.n_seeds]}
-    choices |= {name: _collect(jobs)[0][params.choices_n] for name, jobs in changed.items()}
+    choices = {"as in this chapter": trained[params.controls_n][: few.n_seeds]}
+    choices |= {name: _collect(jobs)[0][params.controls_n] for name, jobs in changed.items()}
     return Exploration(
         fits=trained,
         clean_fits=without,

@@ -21,7 +21,7 @@ from benign_attention.realdata import finetune
 from benign_attention.records import Metric, fraction_metric, seed_metric
 
 DARK = 0.1  # of the brightest pixel
-LONGER = 5
+LONGER = 3  # times the epochs
 CONTROL_SEEDS = 3
 
 
@@ -92,7 +92,7 @@ class Memorised:
 @dataclass(frozen=True)
 class Exploration:
     """Part one's arrays, and those of part two: its study, and at `FinetuneParams.sweep_n` more levels of label noise,
-    and in three runs a third and three times the learning rate, and five times the epochs; where the class token looks
+    and in three runs a third and three times the learning rate, and three times the epochs; where the class token looks
     in each run there."""
 
     one_layer: one_layer_images.Exploration
@@ -130,8 +130,7 @@ def explore(params: Params) -> Exploration:
 
     At `sweep_n`: `sweep_test_accuracy_noise<e>`, `sweep_noisy_train_accuracy_noise<e>` for more levels;
     `train_loss_rate<r>`, `noisy_train_accuracy_rate<r>` for other learning rates; `longer_train_loss`,
-    `longer_noisy_train_accuracy` and `longer_noise_cost` after five times the epochs; in three
-    runs.
+    `longer_noisy_train_accuracy` and `longer_noise_cost` after three times the epochs; in three runs.
 
     On the training samples there, for flipped ones whose given label is fitted (`memorised`) and for `kept` ones:
     `attention_moved_<which>`, total variation between the attention with flips and without, and their difference

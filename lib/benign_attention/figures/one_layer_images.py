@@ -135,7 +135,7 @@ def noise_cost(params: OneLayerParams, found: Exploration) -> Figure:
 def trajectories(params: OneLayerParams, found: Exploration) -> Figure:
     """Kept labels, flipped labels and test accuracy against the step, for small, middle and large n."""
     grid = params.n_train_grid
-    shown = sorted({grid[0], params.choices_n, grid[-1]})
+    shown = sorted({grid[0], grid[-2:][0], grid[-1]})
     figure, axes = plt.subplots(1, len(shown), figsize=(2.6 * len(shown), 3.2), sharey=True, squeeze=False)
     for ax, n in zip(axes[0], shown, strict=True):
         steps = found.fits[n][0].steps
@@ -190,7 +190,7 @@ def heavy_noise(params: OneLayerParams, found: Exploration) -> Figure:
     band(ax, levels, found.noise_flipped, "flipped labels fitted", PALETTE["noisy"], (0, 1), marker="s", linestyle="--")
     band(ax, levels, found.noise_test, "test accuracy", PALETTE["test"], (0, 1), marker="o")
     ax.axhline(0.5, color=PALETTE["theory"], linewidth=0.8, linestyle=":", label="guessing")
-    ax.set(xlabel="label noise η", ylim=(0.3, 1.03), title=f"n = {params.noise_n}")
+    ax.set(xlabel="label noise η", ylim=(0.3, 1.03), title=f"n = {params.controls_n}")
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -211,7 +211,7 @@ def choices(params: OneLayerParams, found: Exploration) -> Figure:
     axes[0].set_ylim(-len(found.choices) + 0.4, 0.6)
     for ax in axes:
         ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    figure.suptitle(f"n = {params.choices_n}", fontsize=10)
+    figure.suptitle(f"n = {params.controls_n}", fontsize=10)
     return figure
 
 
