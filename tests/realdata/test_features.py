@@ -44,7 +44,7 @@ def test_hidden_states_and_the_last_layer_give_the_unmodified_model(bert, monkey
     assert isinstance(states.hidden, np.memmap) and states.hidden.shape == (4, 8, 16)
     assert list(states.mask.sum(1)) == [6, 8, 2, 4]
     assert not states.hidden[~states.mask].any()
-    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(*states, np.arange(4)))[0]
+    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(states.hidden, states.mask, np.arange(4)))[0]
     np.testing.assert_allclose(vectors.numpy(), expected(ORDER), atol=1e-5, rtol=0)
 
 
@@ -52,7 +52,7 @@ def test_half_precision_on_disk_moves_class_vectors_by_less_than_a_thousandth(be
     """Rounding to 11 bits moves a number by at most 2^-11 = 5e-4 of it, and class vectors have size 1."""
     states = features.hidden_states(bert, TEXTS, ORDER)
     assert states.hidden.dtype == np.float16
-    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(*states, np.arange(4)))[0]
+    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(states.hidden, states.mask, np.arange(4)))[0]
     error = vectors.numpy() - expected(ORDER)
     assert 0 < np.sqrt((error**2).mean()) < 1e-3
 

@@ -351,11 +351,12 @@ def token_snr(found: Study) -> float:
     """
     rows = np.unique(np.concatenate([run.samples for runs in found.runs.values() for run in runs]))
     labels = found.dataset.labels[found.rows[rows]]
+    hidden = found.hidden.hidden
     means, squares = [], []
     for row in rows:
-        words = found.hidden.hidden[row, 1:][found.hidden.mask[row, 1:]].astype(np.float32)
+        words = hidden[row, 1:][found.hidden.mask[row, 1:]].astype(np.float32)
         if not len(words):
-            words = found.hidden.hidden[row, :1].astype(np.float32)
+            words = hidden[row, :1].astype(np.float32)
         means.append(words.mean(0))
         squares.append((words**2).sum(1).mean())
     means, squares = np.array(means), np.array(squares)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 from tqdm import tqdm
 
+from benign_attention.parameters import ParameterError
 from benign_attention.realdata import cache
 from benign_attention.realdata.backbones import Backbone
 from benign_attention.realdata.sources import Dataset
@@ -22,19 +23,30 @@ from benign_attention.realdata.sources import Dataset
 STORED = np.float16
 
 
-class HiddenStates(NamedTuple):
-    """What enters the last layer, in the order that was asked for. hidden: (n, T, d) float16, memory-mapped, 0 at
-    padding; mask: (n, T) bool, False at padding."""
+@dataclass(frozen=True)
+class HiddenStates:
+    """What enters the last layer, in the order that was asked for. mask: (n, T) bool, False at padding."""
 
-    hidden: np.ndarray
+    file: Path
     mask: np.ndarray
+
+    @property
+    def hidden(self) -> np.ndarray:
+        """(n, T, d) float16, 0 at padding; mapped anew each time, so that what was read does not stay in memory."""
+        return np.load(self.file, mmap_mode="r")
 
 
 def hidden_states(backbone: Backbone, dataset: Dataset, samples: np.ndarray) -> HiddenStates:
     """The last layer's input for `samples` (n,), rows of the data set; T is the longest of them.
 
     2 bytes a number: n T d of them are kept on disk, and read where they are used.
+
+    Raises
+    ------
+    ParameterError
+        If there are no samples, or they are no rows of the data set.
     """
+    _check(samples, dataset)
 
     def make(folder: Path) -> None:
         hidden = mask = None
@@ -50,11 +62,15 @@ def hidden_states(backbone: Backbone, dataset: Dataset, samples: np.ndarray) -> 
         np.save(folder / "mask.npy", mask)
 
     entry = cache.kept(_name("hidden", backbone, dataset, samples), make)
-    return HiddenStates(np.load(entry / "hidden.npy", mmap_mode="r"), np.load(entry / "mask.npy"))
+    return HiddenStates(entry / "hidden.npy", np.load(entry / "mask.npy"))
 
 
 def class_vectors(backbone: Backbone, dataset: Dataset, samples: np.ndarray) -> np.ndarray:
-    """The pretrained model's output at position 0, final norm included: (n, d) float32 for `samples` (n,)."""
+    """The pretrained model's output at position 0, final norm included: (n, d) float32 for `samples` (n,).
+
+    Raises ParameterError as `hidden_states` does.
+    """
+    _check(samples, dataset)
 
     def make(folder: Path) -> None:
         vectors = np.empty((len(samples), backbone.last.dim), np.float32)
@@ -75,6 +91,13 @@ def _run(
         for rows, states, mask in backbone.hidden(dataset.inputs[samples]):
             yield rows, states, mask
             bar.update(len(rows))
+
+
+def _check(samples: np.ndarray, dataset: Dataset) -> None:
+    n = len(dataset.inputs)
+    whole = np.ndim(samples) == 1 and np.issubdtype(np.asarray(samples).dtype, np.integer)
+    if not whole or not len(samples) or np.min(samples) < 0 or np.max(samples) >= n:
+        raise ParameterError(f"samples must be at least one row in 0..{n - 1} of {dataset.source.name}")
 
 
 def _name(what: str, backbone: Backbone, dataset: Dataset, samples: np.ndarray) -> str:
