@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from benign_attention import paths
+from benign_attention import leftovers, paths
 from benign_attention.experiments import CHAPTERS, load
 from benign_attention.parameters import ChapterParams, ParameterError, allowed
 from benign_attention.realdata.catalogue import SourceError
@@ -22,6 +22,7 @@ from benign_attention.records import MIME, require_writable, scale_values, write
 
 KERNEL = "python3"
 KERNEL_OPTIONS = ["--IPKernelApp.log_level=CRITICAL"]
+RUNNING = ".running-"
 ATTEMPTS = 3
 STARTING_SECONDS = 60.0
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # dates like 2000-13-45, numbers of 5000 digits, deep nesting
@@ -290,7 +291,8 @@ def _work_folder(out: Path, results: tuple[Path, ...]) -> tempfile.TemporaryDire
                     f"--out must be a folder for results, got {str(out)!r}: {result.name} is a folder there"
                 )
         out.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=out, prefix=".running-")
+        leftovers.remove(out, RUNNING)
+        return tempfile.TemporaryDirectory(dir=out, prefix=RUNNING)
     except ParameterError:
         raise
     except (OSError, ValueError) as error:

@@ -28,8 +28,8 @@ TINY = Params(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"source": "mnist6k"}, "source must be one of"),
-        ({"backbone": "gpt"}, "backbone must be one of"),
+        ({"source": "mnist6k"}, "source must be one of mnist5k, digits8, mnist, cifar10, [a-z, ]*, got 'mnist6k'$"),
+        ({"backbone": "gpt"}, "backbone must be one of vit-[^,]*, vit-[^,]*, google/vit[^,]*, got 'gpt'$"),
         ({"backbone": "minilm"}, "backbone minilm reads texts, but source mnist5k holds images"),
         ({"finetune_n_train_grid": [200, 20]}, "finetune_n_train_grid must increase"),
         ({"finetune_n_train_grid": [1001]}, "finetune_n_train_grid must be at most 1000 for source mnist5k"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_models import IMAGES, TEXTS, fill_hub, go_offline, make_hub_copies  # noqa: F401
 
+from benign_attention.parameters import ParameterError
 from benign_attention.realdata import cache, features
 from benign_attention.realdata.backbones import Backbone, load, whole
 
@@ -44,7 +45,9 @@ def test_hidden_states_and_the_last_layer_give_the_unmodified_model(bert, monkey
     assert isinstance(states.hidden, np.memmap) and states.hidden.shape == (4, 8, 16)
     assert list(states.mask.sum(1)) == [6, 8, 2, 4]
     assert not states.hidden[~states.mask].any()
-    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(states.hidden, states.mask, np.arange(4)))[0]
+    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(states.hidden, states.mask, np.arange(4)))[
+        0
+    ]
     np.testing.assert_allclose(vectors.numpy(), expected(ORDER), atol=1e-5, rtol=0)
 
 
@@ -52,7 +55,9 @@ def test_half_precision_on_disk_moves_class_vectors_by_less_than_a_thousandth(be
     """Rounding to 11 bits moves a number by at most 2^-11 = 5e-4 of it, and class vectors have size 1."""
     states = features.hidden_states(bert, TEXTS, ORDER)
     assert states.hidden.dtype == np.float16
-    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(states.hidden, states.mask, np.arange(4)))[0]
+    vectors = bert.last.class_vectors(bert.last.pretrained, bert.last.tokens(states.hidden, states.mask, np.arange(4)))[
+        0
+    ]
     error = vectors.numpy() - expected(ORDER)
     assert 0 < np.sqrt((error**2).mean()) < 1e-3
 
@@ -82,3 +87,11 @@ def test_altered_features_are_computed_again(bert, reads):
     with pytest.warns(UserWarning, match="altered or truncated"):
         after = features.hidden_states(bert, TEXTS, ORDER).hidden
     assert np.array_equal(before, after) and reads == [4, 4]
+
+
+@pytest.mark.parametrize("rows", [[], [-1], [10**6], [0.5], [[0]]], ids=str)
+def test_rows_that_the_data_set_does_not_have_are_refused(bert, reads, rows):
+    for function in (features.hidden_states, features.class_vectors):
+        with pytest.raises(ParameterError, match=r"^samples must be at least one row in 0\.\.\d+ of "):
+            function(bert, TEXTS, np.array(rows))
+    assert reads == [] and not list(cache.folder().glob("features/*"))

@@ -111,5 +111,11 @@ def test_hidden_states_that_the_layer_cannot_read_are_refused():
     full = tiny("bert")
     with pytest.raises(ParameterError, match=r"mask .* position 0"):
         full.last.tokens(full.hidden, np.zeros_like(full.mask), ALL)
-    with pytest.raises(ParameterError, match=f"hidden must have {DIM}"):
-        full.last.tokens(full.hidden[..., :-1], full.mask, ALL)
+    for hidden in (full.hidden[..., :-1], full.hidden[0]):
+        with pytest.raises(ParameterError, match=rf"hidden must be \(samples, tokens, {DIM}\)"):
+            full.last.tokens(hidden, full.mask, ALL)
+    with pytest.raises(ParameterError, match="mask must be "):
+        full.last.tokens(full.hidden, full.mask[:, :-1], ALL)
+    for rows in ([-1], [SAMPLES]):
+        with pytest.raises(ParameterError, match=rf"samples must be rows in 0\.\.{SAMPLES - 1}"):
+            full.last.tokens(full.hidden, full.mask, np.array(rows))

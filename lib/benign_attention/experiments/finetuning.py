@@ -51,8 +51,9 @@ class FinetuneParams(ChapterParams):
 
     def __init__(self, **values):
         super().__init__(**values)
-        _known("source", self.source, SOURCES)
-        _known("backbone", self.backbone, BACKBONES)
+        kind = BACKBONES[type(self).model_fields["backbone"].default].kind
+        _known("source", self.source, SOURCES, kind)
+        _known("backbone", self.backbone, BACKBONES, kind)
         source = SOURCES[self.source]
         if BACKBONES[self.backbone].kind != source.kind:
             raise ParameterError(
@@ -83,6 +84,10 @@ class FinetuneParams(ChapterParams):
                 f"finetune_n_train_grid must be at most {n_noisy} for source {self.source}, "
                 f"got {self.finetune_n_train_grid[-1]}"
             )
+
+    def check_pool(self) -> None:
+        """The same once the data set can be asked; loads it."""
+        self.check_size(len(sources.load(self.source).noisy))
 
     def reading(self) -> dict:
         """How the backbone reads its inputs, as arguments of `backbones.load`."""
@@ -177,7 +182,7 @@ def study(params: FinetuneParams, followed: bool = True) -> Study:
 @lru_cache(maxsize=16)
 def _study(kind: type[FinetuneParams], params_json: str, followed: bool) -> Study:
     params = kind(**json.loads(params_json))
-    params.check_size(len(sources.load(params.source).noisy))
+    params.check_pool()
     reading = tuple(params.reading().items())
     ready = _phase_one(
         params.source, params.backbone, reading, params.n_pretrain, params.n_test, params.seed, params.device
@@ -378,6 +383,7 @@ def noise_sweep(params: FinetuneParams) -> Study:
     )
 
 
-def _known(name: str, value: str, known: dict) -> None:
+def _known(name: str, value: str, known: dict, kind: str) -> None:
     if value not in known:
-        raise ParameterError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        of_the_kind = [other for other, origin in known.items() if origin.kind == kind]
+        raise ParameterError(f"{name} must be one of {', '.join(of_the_kind)}, got {value!r}")

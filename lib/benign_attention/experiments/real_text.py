@@ -81,6 +81,8 @@ class Exploration:
 def measure(params: Params) -> dict[str, Metric]:
     """The metrics of `finetuning.measure`; and `test_change_noise<e>_<source>_<backbone>`, the same number under the
     name of what was run, since claims are about one set of texts and one model."""
+    if params.explores:
+        params.contrast().check_pool()
     metrics = finetuning.measure(params)
     named = {
         f"test_change_noise{e:g}_{params.source}_{params.backbone}": metrics[f"test_change_noise{e:g}"]

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -180,10 +181,9 @@ def load(
     if name in ("vit-small-scratch", "vit-tiny-scratch"):
         return _scratch(name, dataset, target)
     folder = weights_folder(name)
-    model = whole(name).to(target)
     if kind == "image":
-        return _vit(name, folder, model)
-    return _bert(name, folder, model, max_tokens, special_tokens)
+        return _vit(name, folder, whole(name).to(target))
+    return _bert(name, folder, max_tokens, special_tokens, target)
 
 
 def weights_folder(name: str) -> Path:
@@ -230,25 +230,37 @@ def _installed(origin: Origin) -> Path:
     return folder
 
 
-def _bert(name: str, folder: Path, model: BertModel, max_tokens: int, special_tokens: bool) -> Backbone:
+def _bert(name: str, folder: Path, max_tokens: int, special_tokens: bool, device: torch.device) -> Backbone:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    last, dense = model.encoder.layer[-1], model.pooler.dense
-    model.encoder.layer, model.pooler = model.encoder.layer[:-1], None
+    hashes = hub.sha256(folder / WEIGHTS), hub.sha256(folder / "config.json")
+    model, last, pooler = _bert_without_last_layer(name, *hashes, device)
     texts = [hub.sha256(folder / "tokenizer.json"), max_tokens, special_tokens]
     return Backbone(
         name=name,
         kind="text",
-        key=_key(hub.sha256(folder / WEIGHTS), hub.sha256(folder / "config.json"), texts),
-        last=from_bert(last),
-        pooler=(dense.weight, dense.bias),
+        key=_key(*hashes, texts),
+        last=last,
+        pooler=pooler,
         below=lambda numbers, mask: model(input_ids=numbers, attention_mask=mask).last_hidden_state,
         tokenizer=tokenizer,
         special_tokens=special_tokens,
     )
+
+
+@lru_cache(maxsize=1)
+def _bert_without_last_layer(name: str, weights: str, config: str, device: torch.device) -> tuple:
+    """The model without its last layer and pooler, and these two; the same for every way of reading texts.
+
+    weights, config : hashes of the files, so that other files are never taken for these.
+    """
+    model = whole(name).to(device)
+    last, dense = model.encoder.layer[-1], model.pooler.dense
+    model.encoder.layer, model.pooler = model.encoder.layer[:-1], None
+    return model, from_bert(last), (dense.weight, dense.bias)
 
 
 def _vit(name: str, folder: Path, model: ViTModel) -> Backbone:

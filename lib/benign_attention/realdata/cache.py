@@ -13,10 +13,12 @@ from pathlib import Path
 
 import platformdirs
 
+from benign_attention import leftovers
 from benign_attention.parameters import ParameterError
 
 VARIABLE = "BENIGN_ATTENTION_CACHE"
 MANIFEST = "manifest.json"
+MAKING = ".making-"
 
 
 def folder() -> Path:
@@ -29,7 +31,8 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
     """The entry `name` of the cache: a folder of files that `make(empty_folder)` writes if it is not there yet.
 
     An entry appears complete or not at all, together with the SHA-256 of its files. One that has been altered since,
-    or truncated, is made again. Two processes may make the same entry at once; one of the copies stays.
+    or truncated, is made again. Two processes may make the same entry at once; one of the copies stays. What a killed
+    process left half-made is removed a day later.
 
     Raises
     ------
@@ -44,7 +47,8 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
             warnings.warn(f"{name} in the cache was altered or truncated: it is made again", stacklevel=2)
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         entry.parent.mkdir(parents=True, exist_ok=True)
-        making = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
+        leftovers.remove(entry.parent, MAKING)
+        making = Path(tempfile.mkdtemp(prefix=MAKING, dir=entry.parent))
     except OSError as error:
         raise ParameterError(
             f"{VARIABLE} must be a folder that can be written, got {str(folder())!r} ({error.strerror or error})"

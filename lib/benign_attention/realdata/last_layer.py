@@ -122,10 +122,14 @@ class LastLayer:
         On the layer's device, with twice the memory of these hidden states; `hidden` may be memory-mapped. Position 0
         must not be padding.
         """
-        m, (_, n_tokens, dim) = len(samples), hidden.shape
-        if dim != self.dim:
-            raise ParameterError(f"hidden must have {self.dim} entries a token for this layer, got {dim}")
+        if hidden.ndim != 3 or hidden.shape[2] != self.dim:
+            raise ParameterError(f"hidden must be (samples, tokens, {self.dim}) for this layer, got {hidden.shape}")
+        m, (n, n_tokens, dim) = len(samples), hidden.shape
+        if m and not 0 <= np.min(samples) <= np.max(samples) < n:
+            raise ParameterError(f"samples must be rows in 0..{n - 1}")
         if mask is not None:
+            if np.shape(mask) != (n, n_tokens):
+                raise ParameterError(f"mask must be {(n, n_tokens)}, got {np.shape(mask)}")
             mask = torch.tensor(np.asarray(mask)[samples], dtype=torch.bool, device=self.device)
             if not mask[:, 0].all():
                 raise ParameterError("mask must be True at position 0, where the layer is read")
