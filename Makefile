@@ -12,7 +12,7 @@ COMPLETE := .venv/.complete
 $(shell [ -x $(BIN)/python ] && [ "$$(cat $(COMPLETE) 2>/dev/null)" = "$(CURDIR)" ] || rm -f $(COMPLETE))
 CHAPTERS := $(basename $(notdir $(wildcard book/*.ipynb)))
 
-.PHONY: setup book test lint bench serve ci-gpu
+.PHONY: setup book test controls lint bench serve ci-gpu
 .DEFAULT_GOAL := book
 
 setup: $(COMPLETE)
@@ -38,7 +38,11 @@ endif
 
 # ALL=1 runs the slow tests too.
 test: $(COMPLETE)
-	$(BIN)/python -m pytest $(if $(ALL),,-m "not slow") --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not controls$(if $(ALL),, and not slow)" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+
+# Every claim that holds, measured where it must not.
+controls: $(COMPLETE)
+	$(BIN)/python -m pytest -m controls tests/test_controls.py
 
 lint: $(COMPLETE)
 	$(BIN)/ruff check .

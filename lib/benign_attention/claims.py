@@ -89,6 +89,7 @@ class Claim(Condition):
     figure: str = Field(description="name of the chapter's figure that shows it")
     also: list[Condition] = []
     controls: list[Control] = []
+    no_control: str = Field("", description="why no change of the chapter's parameters turns the claim")
     published: str = Field("", description="the source's own number, where it gives one")
     command: str = Field("", description="what runs it, where the reader scale cannot")
     expected: dict[str, str] = Field({}, alias="verdict", description="committed verdict, by scale")

@@ -98,12 +98,13 @@ def _firmness(entry: Entry) -> str:
 
 
 def _and_controls(entry: Entry) -> str:
-    return ", and controls" if entry.claim.controls else ""
+    return ", and controls" if entry.claim.controls or entry.claim.no_control else ""
 
 
 def _controls(entry: Entry) -> str:
     changes = ["; ".join(f"{k} = {v}" for k, v in control.change.items()) for control in entry.claim.controls]
-    return f"<p>Must fail at: {escape(' | '.join(changes))}.</p>" if changes else ""
+    failing = f"<p>Must fail at: {escape(' | '.join(changes))}.</p>" if changes else ""
+    return failing + (f"<p>No control: {escape(entry.claim.no_control)}</p>" if entry.claim.no_control else "")
 
 
 def _published(entry: Entry) -> str:

@@ -113,9 +113,12 @@ def test_bad_parameters_are_named(name):
         Params(**{name: -1 if name.startswith("n_") else -1.0})
 
 
+POINT = [c for c in claims.load_claims("max_margin") if c.id in ("SH-6a", "SH-7a")]
+
+
 @pytest.mark.parametrize(
     ("claim", "change"),
-    [(c, control.change) for c in claims.load_claims("max_margin") for control in c.controls],
+    [(c, control.change) for c in POINT for control in c.controls],
     ids=lambda x: getattr(x, "id", str(x)),
 )
 def test_claims_fail_where_they_should(claim, change):

@@ -130,9 +130,12 @@ def test_map_cells_are_separate_runs(explored):
     np.testing.assert_allclose(found.summary.test_accuracy[row][:, 1, 3], alone.test_accuracy, rtol=1e-9)
 
 
+POINT = [c for c in claims.load_claims("two_step_gd") if c.id in ("SH-1a", "SH-1b", "SH-2a", "SH-2b")]
+
+
 @pytest.mark.parametrize(
     ("claim", "change"),
-    [(c, control.change) for c in claims.load_claims("two_step_gd") for control in c.controls],
+    [(c, control.change) for c in POINT for control in c.controls],
     ids=lambda x: getattr(x, "id", str(x)),
 )
 def test_claims_fail_where_they_should(claim, change):
