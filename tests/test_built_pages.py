@@ -46,6 +46,8 @@ def test_the_ledger_has_a_card_for_every_claim_with_its_committed_verdict(build)
         card = html.split(f'id="claim-{claim.id}"')[1].split("</article>")[0]
         assert f'data-verdict="{claim.expected["reader"]}"' in card
         assert f'href="somewhere#{claim.figure}"' in card
+        assert ("Must fail at: " in card) == bool(claim.controls)
+        assert ("No control: " in card) == bool(claim.no_control)
     assert "committed:" not in html
 
 
